@@ -1,0 +1,341 @@
+"""What an op and a variant are: declare, register, choose, say why one cannot run here."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sandbox import arrays
+from sandbox.kernels import numba_target
+from sandbox.kernels.case import Case
+from sandbox.kernels.cuda import device_info, host_runner
+
+TARGETS_OF_KIND = {
+    "cuda": ("gpu", "host"),
+    "numba": ("gpu", "sim"),
+    "torch": ("gpu", "cpu"),
+    "numpy": ("gpu", "cpu"),
+}
+
+
+@dataclass(frozen=True)
+class Output:
+    """An array that an op writes: allocated when the caller passes None, else checked."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one call must move and compute, whatever the variant."""
+
+    bytes_read: int
+    bytes_written: int
+    flops: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.bytes_read + self.bytes_written
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far an output may be from the float64 oracle.
+
+    An element may differ by `ulps * eps(dtype) * (|want| + rms(want))`; 0 means bit for bit.
+    Columns of the last axis in `exact` must match bit for bit all the same.
+    """
+
+    ulps: float = 0.0
+    exact: slice | None = None
+
+
+class Unavailable(RuntimeError):
+    """A variant cannot run here or on these arguments; the message says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """One implementation of an op.
+
+    `run` takes the op's checked arguments by name, all on one device, and writes the outputs.
+    `supports` may give a reason why it cannot take the arguments at hand, or None.
+    """
+
+    op: Op
+    name: str
+    kind: str
+    run: Callable[..., None]
+    min_cc: tuple[int, int] = (7, 5)
+    dtypes: tuple[str, ...] | None = None
+    supports: Callable[..., str | None] | None = None
+    preference: int = 0
+    baseline: bool = False
+
+    @property
+    def idea(self) -> str:
+        """The first line of the docstring: what this variant does that others do not."""
+        return (inspect.getdoc(self.run) or "").partition("\n")[0]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return TARGETS_OF_KIND[self.kind]
+
+    def target(self, gpu: bool) -> str:
+        return self.targets[0 if gpu else 1]
+
+    def unavailable(self, target: str) -> str | None:
+        """Why this machine cannot run the variant on `target`, or None."""
+        if target not in self.targets:
+            return f"{self.kind} variants run on {' and '.join(self.targets)}"
+        if target == "gpu":
+            device = device_info()
+            if device.reason:
+                return device.reason
+            if self.kind == "cuda" and device.cc < self.min_cc:
+                return f"needs compute capability {self.min_cc}, this device has {device.cc}"
+        if self.kind == "cuda" and target == "host":
+            return host_runner.unavailable_reason()
+        if self.kind == "numba":
+            return numba_target.unavailable_reason(target)
+        if self.kind == "torch":
+            return _torch_missing(target)
+        return None
+
+    def refuses(self, arguments: Mapping[str, Any]) -> str | None:
+        """Why the variant cannot take these checked arguments, or None."""
+        if self.dtypes is not None:
+            dtype = self.op.dtype_of(arguments)
+            if dtype.name not in self.dtypes:
+                return f"takes {', '.join(self.dtypes)}, not {dtype.name}"
+        return self.supports(**arguments) if self.supports else None
+
+
+def _torch_missing(target: str) -> str | None:
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed: pip install mla-sandbox[torch]"
+    if target == "gpu" and not arrays.torch_has_cuda():
+        return "this torch is a CPU build or sees no GPU"
+    return None
+
+
+@dataclass(eq=False)
+class Op:
+    """An op: its contract, its oracle, its cases, and the variants that implement it.
+
+    Calling it checks the arguments by `contract`, allocates the outputs that the caller did not
+    give, and runs one variant. Arrays may be NumPy, CuPy, torch, JAX or anything else that speaks
+    DLPack; results are of the caller's kind.
+
+    Attributes:
+        contract: takes the adopted arguments by name, raises ValueError or TypeError on bad
+            ones, and returns those to replace; an `Output` names an array to allocate or check.
+        reference: the oracle. Same arguments; returns the final content of every array the op
+            writes, by name, in float64 (or in the array's own dtype where the op only copies).
+        make_inputs: `(case, xp) -> arguments` with hostile content, shared by tests and
+            experiments; outputs are left out.
+        cases: `(purpose) -> cases`, purpose `"conformance"` or `"compare"`.
+        workload_case: `(dims, dtype, workload) -> case` or None where the workload has no work.
+        cost: `(case) -> Cost`.
+        tolerance: `(case) -> {output: Tolerance}`.
+        check_values: data-dependent checks (ids, slots, lengths); run for arrays in CPU memory,
+            or when the call says `check_values=True` (which copies from the GPU and waits).
+        mutates: arguments changed in place.
+        returns: outputs that the call returns, in order.
+        main_argument: the array whose dtype selects a specialisation.
+    """
+
+    name: str
+    family: str
+    contract: Callable[..., dict[str, Any]]
+    reference: Callable[..., dict[str, Any]]
+    make_inputs: Callable[[Case, Any], dict[str, Any]]
+    cases: Callable[[str], Iterable[Case]]
+    workload_case: Callable[..., Case | None]
+    cost: Callable[[Case], Cost]
+    tolerance: Callable[[Case], Mapping[str, Tolerance]]
+    returns: tuple[str, ...]
+    main_argument: str
+    mutates: tuple[str, ...] = ()
+    check_values: Callable[..., None] | None = None
+    _variants: dict[str, Variant] = field(default_factory=dict)
+    _discovered: bool = False
+
+    def __post_init__(self) -> None:
+        functools.update_wrapper(self, self.contract)
+        self.signature = inspect.signature(self.contract)
+        self._variants["reference"] = Variant(
+            op=self, name="reference", kind="numpy", run=self._run_reference
+        )
+
+    def __call__(
+        self,
+        *args: Any,
+        variant: str | Variant = "auto",
+        check_values: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        with arrays.borrow(bound.arguments) as borrowed:
+            prepared, results = self._prepare(borrowed, check_values)
+            self.choose(variant, prepared).run(**prepared)
+        returned = tuple(results[name] for name in self.returns if name in results)
+        return returned[0] if len(returned) == 1 else returned or None
+
+    def _prepare(
+        self, borrowed: arrays.Borrowed, check_values: bool | None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        given = borrowed.arrays
+        prepared = {**given, **self.contract(**given)}
+        results: dict[str, Any] = {}
+        outputs = {name: spec for name, spec in prepared.items() if isinstance(spec, Output)}
+        for name, spec in outputs.items():
+            if given[name] is not None:
+                _check_output(name, given[name], spec)
+                prepared[name] = given[name]
+                results[name] = borrowed.original(name)
+        for name in self.mutates:
+            arrays.require_writeable(given[name], name)
+        on_cpu = borrowed.xp is np
+        if self.check_values and (on_cpu if check_values is None else check_values):
+            self.check_values(**prepared)
+        for name, spec in outputs.items():
+            if name not in results:
+                prepared[name], results[name] = borrowed.kind.empty(spec.shape, spec.dtype)
+        return prepared, results
+
+    @property
+    def variants(self) -> dict[str, Variant]:
+        """All variants by name; the files of the op's folder are imported on first use."""
+        if not self._discovered:
+            self._discovered = True
+            package = importlib.import_module(f"sandbox.kernels.{self.family}")
+            for module in pkgutil.iter_modules(package.__path__):
+                if module.name.startswith(("raw_", "numba_", "torch_")):
+                    importlib.import_module(f"{package.__name__}.{module.name}")
+        return self._variants
+
+    def variant(
+        self,
+        name: str,
+        *,
+        kind: str,
+        min_cc: tuple[int, int] = (7, 5),
+        dtypes: tuple[str, ...] | None = None,
+        supports: Callable[..., str | None] | None = None,
+        preference: int = 0,
+        baseline: bool = False,
+    ) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        """Register the decorated function as a variant; see `Variant` for the meaning.
+
+        Args:
+            name: unique in the op.
+            kind: `"cuda"` (a `.cu` kernel: GPU or host runner), `"numba"` (GPU or simulator),
+                `"torch"` or `"numpy"`.
+            min_cc: least compute capability of the GPU.
+            dtypes: names of the dtypes of the op's main array it takes; None is all.
+            supports: takes the checked arguments by name; a reason to refuse them, or None.
+            preference: `variant="auto"` takes the highest one that can run.
+            baseline: what `compare` takes speed-ups over.
+
+        Raises:
+            ValueError: the kind is unknown or the name is taken.
+        """
+        if kind not in TARGETS_OF_KIND:
+            raise ValueError(f"kind is {kind!r}, expected one of {', '.join(TARGETS_OF_KIND)}")
+        if name in self._variants:
+            raise ValueError(f"{self.name} already has a variant {name!r}")
+
+        def register(run: Callable[..., None]) -> Callable[..., None]:
+            self._variants[name] = Variant(
+                self, name, kind, run, min_cc, dtypes, supports, preference, baseline
+            )
+            return run
+
+        return register
+
+    def choose(self, variant: str | Variant, arguments: Mapping[str, Any]) -> Variant:
+        """The variant to run on checked arguments.
+
+        `"auto"` is the reference on NumPy arrays, and on a GPU the runnable variant of highest
+        preference.
+
+        Raises:
+            ValueError: no variant of that name.
+            Unavailable: it cannot run here or on these arguments.
+        """
+        gpu = arrays.is_gpu(arguments[self.main_argument])
+        if variant == "auto":
+            return self._automatic(gpu, arguments)
+        if isinstance(variant, str):
+            if variant not in self.variants:
+                known = ", ".join(self.variants)
+                raise ValueError(f"{self.name} has no variant {variant!r}, only {known}")
+            variant = self.variants[variant]
+        reason = variant.unavailable(variant.target(gpu)) or variant.refuses(arguments)
+        if reason:
+            raise Unavailable(f"{self.name} variant {variant.name!r}: {reason}")
+        return variant
+
+    def _automatic(self, gpu: bool, arguments: Mapping[str, Any]) -> Variant:
+        if gpu:
+            for variant in sorted(self.variants.values(), key=lambda v: -v.preference):
+                if not (variant.unavailable("gpu") or variant.refuses(arguments)):
+                    return variant
+        return self._variants["reference"]
+
+    def dtype_of(self, arguments: Mapping[str, Any]) -> np.dtype:
+        return arguments[self.main_argument].dtype
+
+    def written(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """Names of the arrays that a call with these arguments writes."""
+        return tuple(
+            name for name in (*self.mutates, *self.returns) if arguments.get(name) is not None
+        )
+
+    def _run_reference(self, **arguments: Any) -> None:
+        """The float64 oracle, rounded once into the outputs."""
+        final = self.reference(**arguments)
+        for name in self.written(arguments):
+            arguments[name][...] = final[name].astype(arguments[name].dtype)
+
+
+def _check_output(name: str, array: Any, spec: Output) -> None:
+    if array.dtype != spec.dtype:
+        raise TypeError(f"{name} is {array.dtype}, expected {spec.dtype}")
+    if tuple(array.shape) != spec.shape:
+        raise ValueError(f"{name} has shape {tuple(array.shape)}, expected {spec.shape}")
+    if array.ndim and array.shape[-1] > 1 and array.strides[-1] != array.dtype.itemsize:
+        raise ValueError(f"{name} must be contiguous in its last axis")
+    if any(s == 0 for n, s in zip(array.shape, array.strides) if n > 1):
+        raise ValueError(f"{name} overlaps itself: a broadcast view cannot be written")
+    arrays.require_writeable(array, name)
+
+
+def operation(**declaration: Any) -> Callable[[Callable[..., dict[str, Any]]], Op]:
+    """Turn a contract function into an `Op`; the keywords are the attributes of `Op`.
+
+    The function's name is the op's, its signature and docstring are what callers see, and the
+    folder it stands in is searched for variants.
+    """
+
+    def declare(contract: Callable[..., dict[str, Any]]) -> Op:
+        family = contract.__module__.removeprefix("sandbox.kernels.").partition(".")[0]
+        op = Op(name=contract.__name__, family=family, contract=contract, **declaration)
+        OPS[op.name] = op
+        return op
+
+    return declare
+
+
+OPS: dict[str, Op] = {}
