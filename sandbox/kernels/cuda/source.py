@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +15,15 @@ from pathlib import Path
 
 class MissingDependency(RuntimeError):
     """A compiler, a library or a set of headers is not installed; the message says what to do."""
+
+
+class CompileError(RuntimeError):
+    """A compiler refused a kernel; `log` is what it said, `macros` what the kernel was made with."""
+
+    def __init__(self, path: Path, macros: Mapping[str, str], target: str, log: str):
+        settings = " ".join(f"{name}={value}" for name, value in macros.items()) or "no macros"
+        super().__init__(f"{path} does not compile for {target} ({settings}):\n{log.strip()}")
+        self.path, self.macros, self.target, self.log = path, dict(macros), target, log
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,13 @@ class KernelSource:
         for path in _with_includes(self.path):
             total.update(_scan(path).content_hash.encode())
         return total.hexdigest()
+
+    def system_includes(self) -> tuple[str, ...]:
+        """The headers that the file and our headers include and that are not ours."""
+        ours = _with_includes(self.path)
+        found = (include for path in ours for include in _scan(path).includes)
+        names = (name for name, quoted in found if not quoted)
+        return tuple(dict.fromkeys(n for n in names if not (include_dir() / n).is_file()))
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -130,7 +146,9 @@ def parse_signature(text: str, entry: str, where: str = "source") -> tuple[Param
             return ()
         return tuple(_parse_param(piece, f"{where}: {entry}") for piece in pieces)
     listed = ", ".join(dict.fromkeys(known)) or "none"
-    raise ValueError(f'{where}: no extern "C" __global__ void {entry}(...); kernels there: {listed}')
+    raise ValueError(
+        f'{where}: no extern "C" __global__ void {entry}(...); kernels there: {listed}'
+    )
 
 
 def _balanced(text: str, start: int, where: str) -> str:
