@@ -91,18 +91,22 @@ def padded_pages(xp: Any, shape: Sequence[int], dtype: np.dtype, row_pad: int, p
 def block_tables(
     lens: Sequence[int], block_size: int, num_blocks: int, seed: int, spare_columns: int = 2
 ) -> np.ndarray:
-    """Permuted block ids, int32 `[requests, columns]`; garbage beyond each request's blocks.
-
-    The table is a view of a wider one, as a narrowed table in a server is.
-    """
+    """Permuted block ids, int32 `[requests, columns]`; garbage beyond each request's blocks."""
     used = [-(-n // block_size) for n in lens]
     ids = np.random.default_rng(seed).permutation(num_blocks)
-    table = np.full((len(lens), max(used, default=0) + spare_columns + 3), GARBAGE_BLOCK, np.int32)
+    table = np.full((len(lens), max(used, default=0) + spare_columns), GARBAGE_BLOCK, np.int32)
     start = 0
     for request, count in enumerate(used):
         table[request, :count] = ids[start : start + count]
         start += count
-    return table[:, : table.shape[1] - 3]
+    return table
+
+
+def narrowed(xp: Any, table: np.ndarray) -> Any:
+    """The table as a view of a wider one, as a server hands it over."""
+    wide = xp.full((table.shape[0], table.shape[1] + 3), GARBAGE_BLOCK, np.int32)
+    wide[:, : table.shape[1]] = xp.asarray(table)
+    return wide[:, : table.shape[1]]
 
 
 def blocks_needed(lens: Sequence[int], block_size: int) -> int:

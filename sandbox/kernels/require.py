@@ -47,23 +47,21 @@ def at_least(value: Any, name: str, axis: int, least: int, why: str) -> None:
         )
 
 
-def contiguous_last_axis(value: Any, name: str) -> None:
-    if value.shape[-1] > 1 and value.size and value.strides[-1] != value.dtype.itemsize:
+def strided_rows(value: Any, name: str) -> None:
+    """A contiguous last axis and, elsewhere, strides that are whole elements and not negative."""
+    if not value.size:
+        return
+    item = value.dtype.itemsize
+    if value.shape[-1] > 1 and value.strides[-1] != item:
         raise ValueError(
-            f"{name} has a last axis of stride {value.strides[-1]} bytes, expected contiguous "
-            f"({value.dtype.itemsize})"
+            f"{name} has a last axis of stride {value.strides[-1]} bytes, expected contiguous ({item})"
         )
-
-
-def positive_strides(value: Any, name: str) -> None:
-    if any(s < 0 for n, s in zip(value.shape, value.strides) if n > 1):
-        raise ValueError(f"{name} has a negative stride {value.strides}")
-
-
-def whole_strides(value: Any, name: str) -> None:
-    """Strides that are whole elements, as kernels count in elements."""
-    if any(s % value.dtype.itemsize for n, s in zip(value.shape, value.strides) if n > 1):
-        raise ValueError(f"{name} has strides {value.strides} that are not whole elements")
+    for length, stride in zip(value.shape, value.strides):
+        if length > 1 and (stride < 0 or stride % item):
+            raise ValueError(
+                f"{name} has strides {value.strides}, expected whole elements of {item} bytes and "
+                "none negative"
+            )
 
 
 def one_of(value: Any, name: str, allowed: Iterable[Any]) -> None:

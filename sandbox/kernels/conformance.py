@@ -1,0 +1,211 @@
+"""Run one variant on one case between guard bytes, and compare it with the float64 oracle."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sandbox import arrays
+from sandbox.kernels.case import Case
+from sandbox.kernels.op import Op, Output, Tolerance, Variant
+
+GUARD_BYTES = 512
+GUARD_PATTERN = 0xA5
+POISON = 0xFF
+"""Every byte of an output before a run: NaN in each float type, and no count or code we use."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one variant on one case.
+
+    `error` is the largest distance to the oracle over the distance allowed (1 is the limit), or
+    None where nothing was compared; an output that must match bit for bit has error 0.
+    """
+
+    status: str
+    message: str = ""
+    error: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.status == "PASSED"
+
+
+class Guarded:
+    """A copy of an array, with its strides, between guard bytes; holes of a view are guarded."""
+
+    def __init__(self, source: Any) -> None:
+        self.xp = xp = arrays.namespace(source)
+        span = sum((n - 1) * s for n, s in zip(source.shape, source.strides)) if source.size else 0
+        span += source.dtype.itemsize if source.size else 0
+        slack = 256
+        self.buffer = xp.full(span + 2 * GUARD_BYTES + slack, GUARD_PATTERN, dtype=np.uint8)
+        offset = GUARD_BYTES + (_address(source) - _address(self.buffer) - GUARD_BYTES) % slack
+        self.array = self._view(self.buffer, offset, source)
+        self.offset = offset
+        self.array[...] = source
+
+    def _view(self, buffer: Any, offset: int, like: Any) -> Any:
+        if self.xp is np:
+            return np.ndarray(like.shape, like.dtype, buffer, offset, like.strides)
+        return self.xp.ndarray(like.shape, like.dtype, buffer.data + offset, like.strides)
+
+    def damaged(self) -> int | None:
+        """Byte offset, from the array's start, of the first guard byte that changed, or None."""
+        intact = self.xp.full_like(self.buffer, GUARD_PATTERN)
+        self._view(intact, self.offset, self.array)[...] = self.array
+        changed = self.xp.flatnonzero(intact != self.buffer)
+        return int(changed[0]) - self.offset if changed.size else None
+
+
+def _address(array: Any) -> int:
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+
+
+def fill_poison(array: Any) -> None:
+    """Set every byte of the array's elements to `POISON`."""
+    bits_of(array)[...] = bits_of(array).dtype.type(-1 % (1 << 8 * array.dtype.itemsize))
+
+
+def bits_of(array: Any) -> Any:
+    """The elements as unsigned integers, sharing memory."""
+    return array.view(np.dtype(f"u{array.dtype.itemsize}"))
+
+
+def prepare(op: Op, case: Case, xp: Any, outputs: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Arguments of a call on `case`, every written array poisoned (outputs) or as it was."""
+    arguments = _bind(op, op.make_inputs(case, xp))
+    for name, spec in op.contract(**arguments).items():
+        if isinstance(spec, Output) and arguments[name] is None:
+            arguments[name] = xp.empty(spec.shape, spec.dtype)
+            fill_poison(arguments[name])
+    return arguments
+
+
+def _bind(op: Op, inputs: dict[str, Any]) -> dict[str, Any]:
+    bound = op.signature.bind(**inputs)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def run(op: Op, variant: Variant, case: Case, xp: Any) -> Outcome:
+    """Run `variant` on `case` with arrays of `xp` and judge everything that it did.
+
+    PASSED: every element of every written array is within tolerance, nothing else changed.
+    WRONG: an output, a guard byte, or an input differs. ERROR: it raised. UNAVAILABLE: it cannot
+    run here or on these arguments, and says why.
+    """
+    target = variant.target(xp is not np)
+    reason = variant.unavailable(target)
+    if reason is None and not case.affordable(target):
+        reason = f"{case.size} cases are not run on {target}"
+    if reason:
+        return Outcome("UNAVAILABLE", reason)
+    arguments = prepare(op, case, xp)
+    prepared = {**arguments, **_scalars(op, arguments)}
+    if reason := variant.refuses(prepared):
+        return Outcome("UNAVAILABLE", reason)
+    expected = op.reference(**prepared)
+    guarded = guard(arguments)
+    call = {name: guarded[name].array if name in guarded else arguments[name] for name in arguments}
+    try:
+        op(**call, variant=variant, check_values=False)
+        if xp is not np:
+            xp.cuda.get_current_stream().synchronize()
+    except Exception as failure:
+        detail = traceback.format_exception_only(failure)[-1].strip()
+        return Outcome("ERROR", detail)
+    return judge(op, case, arguments, guarded, expected)
+
+
+def guard(arguments: dict[str, Any]) -> dict[str, Guarded]:
+    """A guarded copy of every array; the same array passed under two names stays one."""
+    copies: dict[int, Guarded] = {}
+    guarded = {}
+    for name, value in arguments.items():
+        if hasattr(value, "strides"):
+            guarded[name] = copies.setdefault(id(value), Guarded(value))
+    return guarded
+
+
+def _scalars(op: Op, arguments: dict[str, Any]) -> dict[str, Any]:
+    replaced = op.contract(**arguments)
+    return {name: value for name, value in replaced.items() if not isinstance(value, Output)}
+
+
+def judge(
+    op: Op,
+    case: Case,
+    before: dict[str, Any],
+    after: dict[str, Guarded],
+    expected: dict[str, Any],
+) -> Outcome:
+    """Compare what a call left behind with the oracle's word and with what was there before."""
+    tolerances = op.tolerance(case)
+    worst = 0.0
+    written = {id(after[name]): name for name in op.written(before)}
+    for name, guarded in after.items():
+        place = guarded.damaged()
+        if place is not None:
+            return Outcome("WRONG", f"{name}: guard byte at offset {place} was overwritten")
+        if id(guarded) not in written:
+            if not _same_bits(guarded.array, before[name]):
+                return Outcome("WRONG", f"{name} is an input and was changed")
+    for name in written.values():
+        error, message = distance(after[name].array, expected[name], tolerances[name])
+        worst = max(worst, error)
+        if message:
+            return Outcome("WRONG", f"{name}: {message}", error)
+    return Outcome("PASSED", error=worst)
+
+
+def _same_bits(left: Any, right: Any) -> bool:
+    return bool((bits_of(left) == bits_of(right)).all())
+
+
+def distance(got: Any, want: Any, tolerance: Tolerance) -> tuple[float, str]:
+    """Largest error over what is allowed, and a message when that is too far (else empty)."""
+    xp = arrays.namespace(got)
+    if not got.size:
+        return 0.0, ""
+    exact = xp.zeros(got.shape[-1:], dtype=bool) if got.ndim else xp.zeros((), dtype=bool)
+    if tolerance.ulps == 0:
+        exact[...] = True
+    elif tolerance.exact is not None:
+        exact[tolerance.exact] = True
+    rounded = want.astype(got.dtype)
+    both_nan = xp.isnan(got.astype(np.float32)) & xp.isnan(rounded.astype(np.float32))
+    differs = (bits_of(got) != bits_of(rounded)) & exact
+    if bool(differs.any()):
+        return np.inf, _describe(xp, differs, got, rounded, "must match bit for bit")
+    got64, want64 = got.astype(np.float64), want.astype(np.float64)
+    finite = xp.isfinite(want64)
+    rms = float(xp.sqrt((xp.where(finite, want64, 0.0) ** 2).mean()))
+    allowed = max(tolerance.ulps, 1e-300) * _eps(got.dtype) * (xp.abs(want64) + rms)
+    agree = (got64 == want64) | both_nan | exact
+    gap = xp.where(agree, 0.0, xp.abs(got64 - want64))
+    ratio = xp.where(agree, 0.0, gap / xp.where(allowed > 0, allowed, 1e-300))
+    ratio = xp.where(xp.isnan(ratio), np.inf, ratio)
+    worst = float(ratio.max())
+    if worst > 1.0:
+        return worst, _describe(xp, ratio > 1.0, got, want64, f"{worst:.3g} x the allowed error")
+    return worst, ""
+
+
+def _eps(dtype: np.dtype) -> float:
+    return {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[
+        dtype.name
+    ]
+
+
+def _describe(xp: Any, wrong: Any, got: Any, want: Any, what: str) -> str:
+    first = tuple(int(axis[0]) for axis in xp.nonzero(wrong))
+    count = int(wrong.sum())
+    return (
+        f"{count} of {wrong.size} elements wrong ({what}), first at {first}: "
+        f"got {float(got[first])!r}, expected {float(want[first])!r}"
+    )

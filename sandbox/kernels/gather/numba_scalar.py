@@ -1,0 +1,77 @@
+"""Gather in Numba, one thread an element."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from sandbox.kernels import numba_target
+from sandbox.kernels.gather import gather
+from sandbox.kernels.numba_target import cuda
+
+THREADS = 128
+NOT_OWNED, NOT_FOUND = -1, -2
+
+
+@functools.cache
+def row_finder() -> Any:
+    """Device function: cache row (block * block_size + offset) of a workspace row, or negative."""
+
+    @cuda.jit(device=True)
+    def find(row, block_size, num_blocks, block_table, cu_seq_lens, seq_starts):
+        requests = cu_seq_lens.shape[0] - 1
+        low, high = 0, requests + 1
+        while low < high:
+            middle = (low + high) // 2
+            if cu_seq_lens[middle] <= row:
+                low = middle + 1
+            else:
+                high = middle
+        request = low - 1
+        if request < 0 or request >= requests:
+            return NOT_OWNED
+        position = row - cu_seq_lens[request]
+        if seq_starts is not None:
+            position += seq_starts[request]
+        if position < 0:
+            return NOT_FOUND
+        column = position // block_size
+        if column >= block_table.shape[1]:
+            return NOT_FOUND
+        block = block_table[request, column]
+        if block < 0 or block >= num_blocks:
+            return NOT_FOUND
+        return block * block_size + position % block_size
+
+    return find
+
+
+@functools.cache
+def _kernel() -> Any:
+    find = row_finder()
+
+    @cuda.jit
+    def gather_scalar(cache, block_table, cu_seq_lens, seq_starts, num_tokens, out):
+        element = cuda.grid(1)
+        row = element // out.shape[1]
+        if row < num_tokens:
+            block_size = cache.shape[1]
+            place = find(row, block_size, cache.shape[0], block_table, cu_seq_lens, seq_starts)
+            column = element % out.shape[1]
+            if place >= 0:
+                out[row, column] = cache[place // block_size, place % block_size, column]
+            elif place == NOT_FOUND:
+                out[row, column] = 0
+
+    return gather_scalar
+
+
+@gather.variant("numba_scalar", kind="numba", preference=5)
+def numba_scalar(
+    cache: Any, block_table: Any, cu_seq_lens: Any, seq_starts: Any, num_tokens: int, out: Any
+) -> None:
+    """One thread an element."""
+    blocks = -(-num_tokens * cache.shape[2] // THREADS)
+    numba_target.launch(
+        _kernel(), blocks, THREADS, cache, block_table, cu_seq_lens, seq_starts, num_tokens, out
+    )

@@ -1,0 +1,24 @@
+// One thread an element: every thread looks its row up for itself.
+#include "paged.cuh"
+
+extern "C" __global__ void gather_element(const ELEMENT* __restrict__ cache, long long page_stride,
+                                          long long row_stride, int block_size, int num_blocks,
+                                          const int* __restrict__ block_table,
+                                          long long table_stride, int columns,
+                                          const int* __restrict__ cu_seq_lens, int requests,
+                                          const int* __restrict__ seq_starts,
+                                          ELEMENT* __restrict__ out, long long out_stride,
+                                          long long num_tokens) {
+  const long long element = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  const long long row = element / ROW;
+  if (row >= num_tokens) return;
+  const int column = (int)(element - row * ROW);
+  const PagedCache paged = {page_stride, row_stride, block_size, num_blocks,
+                            block_table, table_stride, columns};
+  const long long offset = row_offset(paged, row, cu_seq_lens, requests, seq_starts);
+  if (offset == ROW_NOT_OWNED) return;
+  const ELEMENT* source =
+      reinterpret_cast<const ELEMENT*>(reinterpret_cast<const char*>(cache) + offset);
+  out[row * (out_stride / (long long)sizeof(ELEMENT)) + column] =
+      offset == ROW_NOT_FOUND ? ELEMENT(0) : source[column];
+}
