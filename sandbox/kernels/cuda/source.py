@@ -18,7 +18,7 @@ class MissingDependency(RuntimeError):
 
 
 class CompileError(RuntimeError):
-    """A compiler refused a kernel; `log` is what it said, `macros` what the kernel was made with."""
+    """A compiler refused a kernel: `log` is what it said, `macros` what the file was given."""
 
     def __init__(self, path: Path, macros: Mapping[str, str], target: str, log: str):
         settings = " ".join(f"{name}={value}" for name, value in macros.items()) or "no macros"
@@ -50,16 +50,14 @@ class KernelSource:
     def digest(self) -> str:
         """Hash of the file and of every header of ours that it includes, as they are now."""
         total = hashlib.sha256()
-        for path in _with_includes(self.path):
+        for path, _ in _with_includes(self.path):
             total.update(_scan(path).content_hash.encode())
         return total.hexdigest()
 
     def system_includes(self) -> tuple[str, ...]:
         """The headers that the file and our headers include and that are not ours."""
-        ours = _with_includes(self.path)
-        found = (include for path in ours for include in _scan(path).includes)
-        names = (name for name, quoted in found if not quoted)
-        return tuple(dict.fromkeys(n for n in names if not (include_dir() / n).is_file()))
+        files = _with_includes(self.path)
+        return tuple(dict.fromkeys(name for _, foreign in files for name in foreign))
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -95,18 +93,22 @@ def _scan_version(path: Path, identity: tuple[int, ...]) -> _File:
     )
 
 
-def _with_includes(path: Path) -> Iterator[Path]:
+def _with_includes(path: Path) -> Iterator[tuple[Path, list[str]]]:
+    """The file and every header of ours it reaches, each with the headers it includes of others."""
     path = Path(path).resolve()
     seen, waiting = {path}, [path]
     while waiting:
         current = waiting.pop()
-        yield current
+        foreign = []
         for name, quoted in _scan(current).includes:
             folders = (current.parent, include_dir()) if quoted else (include_dir(),)
             header = next((f / name for f in folders if (f / name).is_file()), None)
-            if header is not None and (header := header.resolve()) not in seen:
+            if header is None:
+                foreign.append(name)
+            elif (header := header.resolve()) not in seen:
                 seen.add(header)
                 waiting.append(header)
+        yield current, foreign
 
 
 @lru_cache(maxsize=256)

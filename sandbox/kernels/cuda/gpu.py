@@ -1,0 +1,86 @@
+"""A kernel loaded on one GPU."""
+
+from collections.abc import Mapping
+
+from sandbox.kernels.cuda import nvrtc
+from sandbox.kernels.cuda.abi import Argument
+from sandbox.kernels.cuda.cubin import kernel_info
+from sandbox.kernels.cuda.device import device_info
+from sandbox.kernels.cuda.source import KernelSource
+
+_SHARED_WITHOUT_OPT_IN = 48 * 1024
+
+
+class GpuFunction:
+    """`source.entry` compiled for the current device and loaded there."""
+
+    def __init__(
+        self,
+        source: KernelSource,
+        macros: Mapping[str, str],
+        arguments: tuple[Argument, ...],
+        *,
+        min_cc: tuple[int, int],
+        arch_specific: bool,
+    ):
+        import cupy
+
+        device = device_info()
+        if device.cc < min_cc:
+            raise RuntimeError(
+                f"{source.entry} needs compute capability {min_cc[0]}.{min_cc[1]}; "
+                f"{device.name} has {device.cc[0]}.{device.cc[1]}"
+            )
+        cubin = nvrtc.compile_cubin(source, macros, nvrtc.device_arch(device.cc, arch_specific))
+        sizes = kernel_info(cubin.read_bytes(), source.entry).param_sizes
+        _check_sizes(source.entry, arguments, sizes)
+        self._structs = [(i, sizes[i]) for i, each in enumerate(arguments) if each.size is None]
+        self._kernel = cupy.RawModule(path=str(cubin)).get_function(source.entry)
+        self._function = self._kernel.kernel
+        self._entry = source.entry
+        self._max_threads = self._kernel.max_threads_per_block
+        static_shared = self._kernel.shared_size_bytes
+        self._shared_limit = device.shared_per_block - static_shared
+        self._shared_enabled = _SHARED_WITHOUT_OPT_IN - static_shared
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        values: list,
+        shared_bytes: int,
+    ) -> None:
+        """Queue the kernel on CuPy's current stream. `values` are CuPy arrays and NumPy scalars."""
+        if block[0] * block[1] * block[2] > self._max_threads:
+            raise ValueError(
+                f"{self._entry}: block {block} has more threads than the {self._max_threads} "
+                "that its registers or its __launch_bounds__ allow"
+            )
+        for index, size in self._structs:
+            if values[index].nbytes != size:
+                raise ValueError(
+                    f"{self._entry}: argument {index} has {values[index].nbytes} bytes, "
+                    f"the struct has {size}"
+                )
+        if shared_bytes > self._shared_enabled:
+            self._enable_shared(shared_bytes)
+        self._function(grid, block, values, shared_mem=shared_bytes)
+
+    def _enable_shared(self, shared_bytes: int) -> None:
+        if shared_bytes > self._shared_limit:
+            raise ValueError(
+                f"{self._entry}: shared_bytes {shared_bytes} is more than the "
+                f"{self._shared_limit} that this device has for it"
+            )
+        self._kernel.max_dynamic_shared_size_bytes = shared_bytes
+        self._shared_enabled = shared_bytes
+
+
+def _check_sizes(entry: str, arguments: tuple[Argument, ...], compiled: tuple[int, ...]) -> None:
+    """Hold the signature as read against the one compiled: the file may choose among several."""
+    read = tuple(each.size or size for each, size in zip(arguments, compiled, strict=False))
+    if len(arguments) != len(compiled) or read != compiled:
+        raise TypeError(
+            f"{entry}: its signature reads as parameters of {[a.size for a in arguments]} bytes, "
+            f"but compiled they have {list(compiled)}"
+        )
