@@ -1,0 +1,34 @@
+// cp.async: a copy is done only when its thread waits for it, so that a missing wait shows.
+#include <cstring>
+
+#include "checker.h"
+#include "worker.h"
+
+extern "C" {
+
+void sandbox_async_copy(void* shared, const void* global, int bytes, int source_bytes) {
+    Worker& self = *worker;
+    if (uintptr_t(shared) % bytes || uintptr_t(global) % bytes)
+        self.fault(format("cp.async of %d bytes between addresses that are no multiples of %d", bytes, bytes));
+    if (source_bytes < 0 || source_bytes > bytes)
+        self.fault(format("cp.async of %d bytes takes %d from the source", bytes, source_bytes));
+    if (self.checker) self.checker->async_copy(shared, global, bytes, source_bytes);
+    Thread& thread = self.current();
+    thread.copies.push_back({static_cast<char*>(shared), static_cast<const char*>(global), bytes,
+                             source_bytes, thread.committed});
+}
+
+void sandbox_async_commit() { ++worker->current().committed; }
+
+void sandbox_async_wait(int groups_left) {
+    Worker& self = *worker;
+    Thread& thread = self.current();
+    auto copy = thread.copies.begin();
+    for (; copy != thread.copies.end() && copy->group < thread.committed - groups_left; ++copy) {
+        if (self.checker) self.checker->async_done(copy->shared, copy->bytes);
+        memcpy(copy->shared, copy->global, copy->source_bytes);
+        memset(copy->shared + copy->source_bytes, 0, copy->bytes - copy->source_bytes);
+    }
+    thread.copies.erase(thread.copies.begin(), copy);
+}
+}

@@ -1,0 +1,273 @@
+"""CUDA C++ on a CPU: compile a `.cu` file with the C++ compiler and run its kernel there.
+
+The threads of a block are fibers of one OS thread that change places at barriers and warp
+exchanges only; blocks are spread over the cores. Divergent barriers, warps that wait for lanes that
+never come, traps and assertions are faults in every build. The checked build adds, exactly and
+without a sanitizer's library: accesses outside an argument's elements or shared memory, misaligned
+vector accesses, writes through `const` parameters, shared memory read before it is written, races
+on shared memory, integer overflow, bad shifts, and indices past a fixed-size array.
+
+Not modelled: blocks that wait for one another, memory that one thread reads by spinning on another
+of its block (unless it calls `__nanosleep`), and inline PTX. A wild access of the plain build ends
+the process, as it would on any CPU.
+"""
+
+import ctypes
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from sandbox.kernels.cuda.cache import cached
+from sandbox.kernels.cuda.source import (
+    CompileError,
+    KernelSource,
+    MissingDependency,
+    cuda_header_version,
+    cuda_include_dirs,
+    include_dir,
+)
+
+MAX_BLOCK_THREADS = 1024
+MAX_SHARED_BYTES = 227 * 1024
+MAX_GRID = (2**31 - 1, 65535, 65535)
+
+_HOST = Path(__file__).with_name("host")
+_PLAIN = ("-O2",)
+_CHECKED = (
+    "-O1",
+    "-g1",
+    "-fsanitize=thread",
+    "-fsanitize=alignment,bounds,signed-integer-overflow,shift-exponent,integer-divide-by-zero,null",
+)
+_ALWAYS = (
+    "-std=c++17",
+    "-fPIC",
+    "-fno-strict-aliasing",  # kernels reinterpret memory as vectors, as CUDA lets them
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-w",
+)
+
+
+class KernelFault(RuntimeError):
+    """A kernel did what it must not: the message names kernel, block, thread and what happened."""
+
+
+class HostModule:
+    """The kernel `source.entry` with `macros` defined (name to C text), compiled for the CPU.
+
+    `checked` chooses the build that verifies every access. Raises MissingDependency without a
+    compiler or NVIDIA's headers, CompileError when the file does not compile.
+    """
+
+    def __init__(self, source: KernelSource, macros: Mapping[str, str], *, checked: bool):
+        self.source, self.checked = source, checked
+        self._params = source.params
+        self._runtime = _runtime()
+        self.path = _build(source, macros, checked)
+        self._library = ctypes.CDLL(str(self.path))
+        size_of = self._library.sandbox_parameter_bytes
+        self._sizes = [size_of(i) for i in range(len(self._params))]
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        arguments: Sequence[object],
+        *,
+        shared_bytes: int = 0,
+        seed: int | None = None,
+    ) -> None:
+        """Run the kernel and return when all blocks are done.
+
+        An argument is a NumPy array or None for a pointer, else a ctypes scalar of the parameter's
+        type or a struct's `bytes`. `seed` shuffles the order in which blocks and threads run, and
+        fills shared memory with NaN. Raises ValueError for what no GPU would launch, TypeError for
+        arguments that do not match the parameters, KernelFault.
+        """
+        _check_limits(grid, block, shared_bytes)
+        holders = [_holder(*each) for each in zip(self._params, self._sizes, arguments, strict=True)]
+        pointers = (ctypes.c_void_p * max(1, len(holders)))(*map(ctypes.addressof, holders))
+        message = ctypes.create_string_buffer(4096)
+        launch = _Launch(
+            kernel=self.source.entry.encode(),
+            entry=_address(self._library.sandbox_entry),
+            arguments=ctypes.cast(pointers, ctypes.c_void_p),
+            grid=tuple(grid),
+            block=tuple(block),
+            shared_bytes=shared_bytes,
+            shuffled=seed is not None,
+            seed=(seed or 0) % 2**64,
+            checked=self.checked,
+            static_shared=_address(self._library.sandbox_static_shared),
+            message=ctypes.addressof(message),
+            message_bytes=len(message),
+        )
+        if self._runtime.sandbox_launch(ctypes.byref(launch)):
+            raise KernelFault(message.value.decode(errors="replace"))
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = [
+        ("kernel", ctypes.c_char_p),
+        ("entry", ctypes.c_void_p),
+        ("arguments", ctypes.c_void_p),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("shuffled", ctypes.c_int),
+        ("seed", ctypes.c_uint64),
+        ("checked", ctypes.c_int),
+        ("global_races", ctypes.c_int),
+        ("spans", ctypes.c_void_p),
+        ("span_count", ctypes.c_int),
+        ("static_shared", ctypes.c_void_p),
+        ("message", ctypes.c_void_p),
+        ("message_bytes", ctypes.c_size_t),
+    ]
+
+
+def _address(function: object) -> int | None:
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def _check_limits(
+    grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int
+) -> None:
+    if min(*grid, *block) < 1:
+        raise ValueError(f"grid {grid} and block {block} must be at least 1 in every direction")
+    if any(size > most for size, most in zip(grid, MAX_GRID, strict=True)):
+        raise ValueError(f"grid {grid} exceeds {MAX_GRID}")
+    if block[0] * block[1] * block[2] > MAX_BLOCK_THREADS or block[2] > 64:
+        raise ValueError(f"block {block} exceeds {MAX_BLOCK_THREADS} threads, or 64 in z")
+    if not 0 <= shared_bytes <= MAX_SHARED_BYTES:
+        raise ValueError(f"shared_bytes {shared_bytes} is not within 0 and {MAX_SHARED_BYTES}")
+
+
+def _holder(param, size: int, value: object) -> object:
+    """A ctypes object that holds the argument as the kernel takes it."""
+    if value is None and param.pointer:
+        return ctypes.c_void_p()
+    if isinstance(value, np.ndarray) and param.pointer:
+        return ctypes.c_void_p(value.__array_interface__["data"][0])
+    if isinstance(value, bytes):
+        value = (ctypes.c_char * len(value)).from_buffer_copy(value)
+    if param.pointer or not isinstance(value, (ctypes._SimpleCData, ctypes.Array)):
+        raise TypeError(f"{param.name}: cannot pass {type(value).__name__} as {param.ctype}")
+    if ctypes.sizeof(value) != size:
+        raise TypeError(
+            f"{param.name}: {ctypes.sizeof(value)} bytes given, {param.ctype} has {size}"
+        )
+    return value
+
+
+def unavailable_reason() -> str | None:
+    """Why kernels cannot be compiled for the CPU here, with what to install; None when they can."""
+    try:
+        compiler()
+        cuda_include_dirs()
+    except MissingDependency as error:
+        return str(error)
+    return None
+
+
+def compiler() -> Path:
+    """The C++ compiler: `$CXX`, else g++, else clang++; MissingDependency when there is none."""
+    chosen = os.environ.get("CXX", "").strip()
+    for name in (chosen, "g++", "clang++"):
+        if found := name and shutil.which(name):
+            return Path(found)
+    also = f" ($CXX is {chosen!r})" if chosen else ""
+    raise MissingDependency(f"no C++ compiler{also}: install g++ or clang++, or set CXX")
+
+
+@cache
+def _compiler_identity(path: Path, changed: int) -> str:
+    return subprocess.run([path, "--version"], capture_output=True, text=True).stdout
+
+
+def _tools() -> str:
+    """What, beside the source and the flags, decides a build's result."""
+    path = compiler()
+    own = hashlib.sha256()
+    for file in sorted(_HOST.rglob("*.h")) + sorted(_HOST.rglob("*.cpp")):
+        own.update(file.read_bytes())
+    headers = cuda_include_dirs()
+    identity = _compiler_identity(path, path.stat().st_mtime_ns)
+    return f"{path} {identity} {own.hexdigest()} {headers} {cuda_header_version(headers)}"
+
+
+@cache
+def _runtime() -> ctypes.CDLL:
+    """The part that runs kernels: compiled once, shared by all of them."""
+    library = ctypes.CDLL(str(_runtime_path()))
+    library.sandbox_launch.argtypes = [ctypes.c_void_p]
+    return library
+
+
+@cache
+def _runtime_path() -> Path:
+    sources = sorted(_HOST.glob("runtime/*.cpp"))
+    flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-pthread"]
+
+    def build(path: Path) -> None:
+        _compile([*flags, *map(str, sources), "-o", str(path)], _HOST, {})
+
+    return cached(f"host runtime {_tools()} {flags}", ".so", build)
+
+
+def _build(source: KernelSource, macros: Mapping[str, str], checked: bool) -> Path:
+    runtime = _runtime_path()
+    flags = [*_ALWAYS, *(_CHECKED if checked else _PLAIN)]
+    flags += ["-DSANDBOX_HOST=1", f"-DSANDBOX_CHECKED={int(checked)}"]
+    flags += [f"-I{_HOST / 'include'}", f"-I{include_dir()}", f"-iquote{source.path.parent}"]
+    flags += [word for folder in cuda_include_dirs() for word in ("-isystem", str(folder))]
+    text = _translation_unit(source, macros)
+
+    def build(path: Path) -> None:
+        # Two steps, since a link with -fsanitize would bring the sanitizer's library.
+        unit, code = path.with_suffix(".cpp"), path.with_suffix(".o")
+        try:
+            unit.write_text(text)
+            _compile([*flags, "-c", str(unit), "-o", str(code)], source.path, macros)
+            link = ["-shared", "-Wl,-z,defs", str(code), str(runtime), "-o", str(path)]
+            _compile(link, source.path, macros)
+        finally:
+            unit.unlink(missing_ok=True)
+            code.unlink(missing_ok=True)
+
+    settings = sorted(macros.items())
+    key = f"host kernel {source.entry} {source.digest()} {settings} {flags} {runtime} {_tools()}"
+    return cached(key, ".so", build)
+
+
+def _compile(arguments: list[str], path: Path, macros: Mapping[str, str]) -> None:
+    done = subprocess.run([compiler(), *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise CompileError(path, macros, "the host", done.stderr)
+
+
+_DYNAMIC_SHARED = re.compile(
+    r"extern\s+__shared__\s+(?:__align__\s*\([^()]*\)\s*|alignas\s*\([^()]*\)\s*)?"
+    r"([\w:<>\s]+?)\s*\b(\w+)\s*\[\s*\]\s*;"
+)
+
+
+def _translation_unit(source: KernelSource, macros: Mapping[str, str]) -> str:
+    text = source.path.read_text()
+    # A lambda that captures cannot stand outside a function, where the pointer would be wrong.
+    text = _DYNAMIC_SHARED.sub(
+        r"\1* const \2 = [&] { return reinterpret_cast<\1*>(sandbox_dynamic_shared); }();", text
+    )
+    defines = "".join(f"#define {name} {value}\n" for name, value in macros.items())
+    return (
+        f'#include "sandbox_host.h"\n{defines}#line 1 "{source.path}"\n{text}\n'
+        f'#line 1 "entry"\nSANDBOX_KERNEL({source.entry})\n'
+    )
