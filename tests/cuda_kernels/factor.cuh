@@ -1,0 +1,2 @@
+#pragma once
+#define FACTOR 1.0f
