@@ -93,7 +93,9 @@ class HostModule:
         arguments that do not match the parameters, KernelFault.
         """
         _check_limits(grid, block, shared_bytes)
-        holders = [_holder(*each) for each in zip(self._params, self._sizes, arguments, strict=True)]
+        holders = [
+            _holder(*each) for each in zip(self._params, self._sizes, arguments, strict=True)
+        ]
         pointers = (ctypes.c_void_p * max(1, len(holders)))(*map(ctypes.addressof, holders))
         message = ctypes.create_string_buffer(4096)
         launch = _Launch(
@@ -215,7 +217,7 @@ def _runtime() -> ctypes.CDLL:
 @cache
 def _runtime_path() -> Path:
     sources = sorted(_HOST.glob("runtime/*.cpp"))
-    flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-pthread"]
+    flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread"]
 
     def build(path: Path) -> None:
         _compile([*flags, *map(str, sources), "-o", str(path)], _HOST, {})

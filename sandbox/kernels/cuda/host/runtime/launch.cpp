@@ -63,7 +63,7 @@ static void give_back(Worker* worker) {
     pool.push_back(worker);
 }
 
-extern "C" int sandbox_launch(const Launch* launch) {
+extern "C" __attribute__((visibility("default"))) int sandbox_launch(const Launch* launch) {
     using Clock = std::chrono::steady_clock;
     Grid grid(*launch);
     Worker* first = borrow();

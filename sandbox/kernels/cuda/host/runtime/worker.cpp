@@ -120,7 +120,8 @@ void Worker::fiber_main() {
     Worker& self = *worker;
     Fiber* fiber = self.running_;
     for (;;) {
-        self.start_next();
+        do self.start_next();
+        while (self.started_ < self.thread_count_ && !self.shuffled_ && !self.ready_.size());
         if (self.finished_ == self.thread_count_) {
             self.idle_.push_back(fiber);
             sandbox_switch(&fiber->context, self.root_);

@@ -6,6 +6,7 @@
 
 #define SANDBOX_THREAD_LOCAL __thread __attribute__((tls_model("initial-exec")))
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 // Constant to a kernel, which lets the compiler keep them in registers across calls: they never
@@ -59,3 +60,4 @@ void sandbox_async_wait(int groups_left);
 uint64_t sandbox_atomic_load(void* address, int size);
 int sandbox_atomic_swap_if(void* address, int size, uint64_t* expected, uint64_t desired);
 }
+#pragma GCC visibility pop
