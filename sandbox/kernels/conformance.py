@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,8 +116,7 @@ def run(op: Op, variant: Variant, case: Case, xp: Any) -> Outcome:
         if xp is not np:
             xp.cuda.get_current_stream().synchronize()
     except Exception as failure:
-        detail = traceback.format_exception_only(failure)[-1].strip()
-        return Outcome("ERROR", detail)
+        return Outcome("ERROR", f"{type(failure).__name__}: {failure}")
     return judge(op, case, arguments, guarded, expected)
 
 

@@ -15,14 +15,14 @@ import ml_dtypes
 import numpy as np
 
 from sandbox import arrays
-from sandbox.kernels.cuda import device_info
+from sandbox.kernels.cuda.device import no_device_reason
 
 OLDEST_NUMBA_CUDA = (0, 20)
 
 cuda: Any = None
 _import_failure: str | None = None
 
-if "NUMBA_ENABLE_CUDASIM" not in os.environ and device_info().reason:
+if "NUMBA_ENABLE_CUDASIM" not in os.environ and no_device_reason():
     os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 
@@ -61,16 +61,19 @@ def launch(kernel: Any, grid: Any, block: Any, *arguments: Any) -> None:
     extent = grid if isinstance(grid, tuple) else (grid,)
     if 0 in extent:
         return
-    prepared = [bits(a) if hasattr(a, "strides") else a for a in arguments]
+    wrap = _simulated_array if SIMULATED else _device_array
+    prepared = [wrap(bits(a)) if hasattr(a, "strides") else a for a in arguments]
+    stream = 0 if SIMULATED else cuda.external_stream(arrays.current_stream_pointer())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if SIMULATED:
-            kernel[grid, block](*prepared)
-            return
-        stream = cuda.external_stream(arrays.current_stream_pointer())
-        kernel[grid, block, stream](
-            *[_device_array(a) if hasattr(a, "strides") else a for a in prepared]
-        )
+        kernel[grid, block, stream](*prepared)
+
+
+def _simulated_array(array: Any) -> Any:
+    """The simulator's own array over the same memory; left alone it would copy, or refuse views."""
+    from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+
+    return FakeCUDAArray(array)
 
 
 def _device_array(array: Any) -> Any:

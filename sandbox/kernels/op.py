@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -14,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from sandbox import arrays
-from sandbox.kernels import numba_target
+from sandbox.kernels import numba_target, require
 from sandbox.kernels.case import Case
-from sandbox.kernels.cuda import device_info, host_runner
+from sandbox.kernels.cuda import host_runner
+from sandbox.kernels.cuda.device import device_info, no_device_reason
 
 TARGETS_OF_KIND = {
     "cuda": ("gpu", "host"),
@@ -98,11 +100,11 @@ class Variant:
         if target not in self.targets:
             return f"{self.kind} variants run on {' and '.join(self.targets)}"
         if target == "gpu":
+            if reason := no_device_reason():
+                return reason
             device = device_info()
-            if device.reason:
-                return device.reason
             if self.kind == "cuda" and device.cc < self.min_cc:
-                return f"needs compute capability {self.min_cc}, this device has {device.cc}"
+                return f"needs compute capability {self.min_cc}, {device.name} has {device.cc}"
         if self.kind == "cuda" and target == "host":
             return host_runner.unavailable_reason()
         if self.kind == "numba":
@@ -118,6 +120,13 @@ class Variant:
             if dtype.name not in self.dtypes:
                 return f"takes {', '.join(self.dtypes)}, not {dtype.name}"
         return self.supports(**arguments) if self.supports else None
+
+
+def _library_stream(kind: str, array: Any) -> contextlib.AbstractContextManager[Any]:
+    """Makes the current CuPy stream torch's too, for variants that call torch on a GPU."""
+    if kind == "torch" and arrays.is_gpu(array):
+        return arrays.torch_on_current_stream()
+    return contextlib.nullcontext()
 
 
 def _torch_missing(target: str) -> str | None:
@@ -188,8 +197,16 @@ class Op:
         bound.apply_defaults()
         with arrays.borrow(bound.arguments) as borrowed:
             prepared, results = self._prepare(borrowed, check_values)
-            self.choose(variant, prepared).run(**prepared)
-        returned = tuple(results[name] for name in self.returns if name in results)
+            chosen = self.choose(variant, prepared)
+            with _library_stream(chosen.kind, prepared[self.main_argument]):
+                chosen.run(**prepared)
+            returned = tuple(
+                borrowed.kind.finish(prepared[name], results[name])
+                if borrowed.original(name) is None
+                else results[name]
+                for name in self.returns
+                if name in results
+            )
         return returned[0] if len(returned) == 1 else returned or None
 
     def _prepare(
@@ -202,10 +219,10 @@ class Op:
         for name, spec in outputs.items():
             if given[name] is not None:
                 _check_output(name, given[name], spec)
+                borrowed.require_writeable(name)
                 prepared[name] = given[name]
                 results[name] = borrowed.original(name)
-        for name in self.mutates:
-            arrays.require_writeable(given[name], name)
+        borrowed.require_writeable(*self.mutates)
         on_cpu = borrowed.xp is np
         if self.check_values and (on_cpu if check_values is None else check_values):
             self.check_values(**prepared)
@@ -315,11 +332,7 @@ def _check_output(name: str, array: Any, spec: Output) -> None:
         raise TypeError(f"{name} is {array.dtype}, expected {spec.dtype}")
     if tuple(array.shape) != spec.shape:
         raise ValueError(f"{name} has shape {tuple(array.shape)}, expected {spec.shape}")
-    if array.ndim and array.shape[-1] > 1 and array.strides[-1] != array.dtype.itemsize:
-        raise ValueError(f"{name} must be contiguous in its last axis")
-    if any(s == 0 for n, s in zip(array.shape, array.strides) if n > 1):
-        raise ValueError(f"{name} overlaps itself: a broadcast view cannot be written")
-    arrays.require_writeable(array, name)
+    require.strided_rows(array, name)
 
 
 def operation(**declaration: Any) -> Callable[[Callable[..., dict[str, Any]]], Op]:

@@ -4,11 +4,11 @@
 #include "vector.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gather_tile(const unsigned char* __restrict__ cache, long long page_stride,
+    gather_tile(const void* __restrict__ cache, long long page_stride,
                 long long row_stride, int block_size, int num_blocks,
                 const int* __restrict__ block_table, long long table_stride, int columns,
                 const int* __restrict__ cu_seq_lens, int requests,
-                const int* __restrict__ seq_starts, unsigned char* __restrict__ out,
+                const int* __restrict__ seq_starts, void* __restrict__ out,
                 long long out_stride, long long num_tokens) {
   constexpr int VECTORS = ROW_BYTES / VECTOR;
   constexpr int TILE = ROWS * VECTORS;
@@ -22,7 +22,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                   : ROW_NOT_OWNED;
   }
   __syncthreads();
-  unsigned char* tile = out + first_row * out_stride;
+  const char* pages = static_cast<const char*>(cache);
+  char* tile = static_cast<char*>(out) + first_row * out_stride;
 #pragma unroll 1
   for (int first = threadIdx.x; first < TILE; first += THREADS * IN_FLIGHT) {
     Vector<VECTOR> values[IN_FLIGHT] = {};
@@ -33,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       rows[i] = vector < TILE ? vector / VECTORS : ROWS;
       if (rows[i] < ROWS && offsets[rows[i]] >= 0) {
         const int column = vector - rows[i] * VECTORS;
-        values[i] = load_once<VECTOR>(cache + offsets[rows[i]] + column * VECTOR);
+        values[i] = load_once<VECTOR>(pages + offsets[rows[i]] + column * VECTOR);
       }
     }
 #pragma unroll

@@ -3,11 +3,11 @@
 #include "vector.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gather_warp(const unsigned char* __restrict__ cache, long long page_stride,
+    gather_warp(const void* __restrict__ cache, long long page_stride,
                 long long row_stride, int block_size, int num_blocks,
                 const int* __restrict__ block_table, long long table_stride, int columns,
                 const int* __restrict__ cu_seq_lens, int requests,
-                const int* __restrict__ seq_starts, unsigned char* __restrict__ out,
+                const int* __restrict__ seq_starts, void* __restrict__ out,
                 long long out_stride, long long num_tokens) {
   constexpr int VECTORS = ROW_BYTES / VECTOR;
   constexpr int PER_LANE = (VECTORS + 31) / 32;
@@ -19,8 +19,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                             block_table, table_stride, columns};
   const long long offset = row_offset(paged, row, cu_seq_lens, requests, seq_starts);
   if (offset == ROW_NOT_OWNED) return;
-  const unsigned char* from = cache + (offset < 0 ? 0 : offset);
-  unsigned char* to = out + row * out_stride;
+  const char* from = static_cast<const char*>(cache) + (offset < 0 ? 0 : offset);
+  char* to = static_cast<char*>(out) + row * out_stride;
 #pragma unroll 1
   for (int first = lane; first < VECTORS; first += 32 * IN_FLIGHT) {
     Vector<VECTOR> values[IN_FLIGHT] = {};
