@@ -81,7 +81,7 @@ class TestFieldCases:
 
     @pytest.mark.parametrize("rows", [0, 1, 33])
     def test_sizes_around_a_block_of_threads(self, variant, rows):
-        cache = paged(40, 1, 4, bfloat16)
+        cache = paged(40, 1, 8, bfloat16)
         ids = np.arange(39, 39 - rows, -1)
         ids = np.concatenate([ids, [99]]).astype(np.int32)[None]
         out = gather(cache, ids, ints(0, rows), variant=variant)

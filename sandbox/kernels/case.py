@@ -54,12 +54,15 @@ class Case:
         return "-".join([self.dims_name, self.dtype.name, self.workload.name, *options])
 
     def affordable(self, target: str) -> bool:
-        return self.size in {
-            "sim": ("small",),
-            "host": ("small", "medium"),
-            "cpu": ("small", "medium"),
-            "gpu": ("small", "medium", "large"),
-        }[target]
+        return (
+            self.size
+            in {
+                "sim": ("small",),
+                "host": ("small", "medium"),
+                "cpu": ("small", "medium"),
+                "gpu": ("small", "medium", "large"),
+            }[target]
+        )
 
 
 def normal(xp: Any, shape: Sequence[int], dtype: np.dtype, seed: int) -> Any:

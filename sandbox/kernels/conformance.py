@@ -75,7 +75,7 @@ def bits_of(array: Any) -> Any:
     return array.view(np.dtype(f"u{array.dtype.itemsize}"))
 
 
-def prepare(op: Op, case: Case, xp: Any, outputs: dict[str, Any] | None = None) -> dict[str, Any]:
+def prepare(op: Op, case: Case, xp: Any) -> dict[str, Any]:
     """Arguments of a call on `case`, every written array poisoned (outputs) or as it was."""
     arguments = _bind(op, op.make_inputs(case, xp))
     for name, spec in op.contract(**arguments).items():
@@ -105,7 +105,7 @@ def run(op: Op, variant: Variant, case: Case, xp: Any) -> Outcome:
     if reason:
         return Outcome("UNAVAILABLE", reason)
     arguments = prepare(op, case, xp)
-    prepared = {**arguments, **_scalars(op, arguments)}
+    prepared = checked_arguments(op, arguments)
     if reason := variant.refuses(prepared):
         return Outcome("UNAVAILABLE", reason)
     expected = op.reference(**prepared)
@@ -130,9 +130,11 @@ def guard(arguments: dict[str, Any]) -> dict[str, Guarded]:
     return guarded
 
 
-def _scalars(op: Op, arguments: dict[str, Any]) -> dict[str, Any]:
+def checked_arguments(op: Op, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What a variant's function gets for these arguments: the contract's replacements included."""
     replaced = op.contract(**arguments)
-    return {name: value for name, value in replaced.items() if not isinstance(value, Output)}
+    kept = {name: value for name, value in replaced.items() if not isinstance(value, Output)}
+    return {**arguments, **kept}
 
 
 def judge(
@@ -150,9 +152,8 @@ def judge(
         place = guarded.damaged()
         if place is not None:
             return Outcome("WRONG", f"{name}: guard byte at offset {place} was overwritten")
-        if id(guarded) not in written:
-            if not _same_bits(guarded.array, before[name]):
-                return Outcome("WRONG", f"{name} is an input and was changed")
+        if id(guarded) not in written and not _same_bits(guarded.array, before[name]):
+            return Outcome("WRONG", f"{name} is an input and was changed")
     for name in written.values():
         error, message = distance(after[name].array, expected[name], tolerances[name])
         worst = max(worst, error)
@@ -165,6 +166,7 @@ def _same_bits(left: Any, right: Any) -> bool:
     return bool((bits_of(left) == bits_of(right)).all())
 
 
+@np.errstate(invalid="ignore")
 def distance(got: Any, want: Any, tolerance: Tolerance) -> tuple[float, str]:
     """Largest error over what is allowed, and a message when that is too far (else empty)."""
     xp = arrays.namespace(got)

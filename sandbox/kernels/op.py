@@ -30,10 +30,14 @@ TARGETS_OF_KIND = {
 
 @dataclass(frozen=True)
 class Output:
-    """An array that an op writes: allocated when the caller passes None, else checked."""
+    """An array that an op writes: allocated when the caller passes None, else checked.
+
+    One that the caller gives has a contiguous last axis, unless it may have `any_strides`.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
+    any_strides: bool = False
 
 
 @dataclass(frozen=True)
@@ -332,7 +336,8 @@ def _check_output(name: str, array: Any, spec: Output) -> None:
         raise TypeError(f"{name} is {array.dtype}, expected {spec.dtype}")
     if tuple(array.shape) != spec.shape:
         raise ValueError(f"{name} has shape {tuple(array.shape)}, expected {spec.shape}")
-    require.strided_rows(array, name)
+    check_strides = require.whole_strides if spec.any_strides else require.strided_rows
+    check_strides(array, name)
 
 
 def operation(**declaration: Any) -> Callable[[Callable[..., dict[str, Any]]], Op]:

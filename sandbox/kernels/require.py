@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from sandbox import arrays
+
 
 def array(value: Any, name: str, *axes: str) -> None:
     """An array with one axis for each name in `axes`."""
@@ -16,8 +18,7 @@ def array(value: Any, name: str, *axes: str) -> None:
         raise TypeError(f"{name} is {type(value).__name__}, expected an array")
     if value.ndim != len(axes):
         raise ValueError(
-            f"{name} has shape {tuple(value.shape)}, expected {len(axes)} axes "
-            f"[{', '.join(axes)}]"
+            f"{name} has shape {tuple(value.shape)}, expected {len(axes)} axes [{', '.join(axes)}]"
         )
 
 
@@ -49,19 +50,62 @@ def at_least(value: Any, name: str, axis: int, least: int, why: str) -> None:
 
 def strided_rows(value: Any, name: str) -> None:
     """A contiguous last axis and, elsewhere, strides that are whole elements and not negative."""
-    if not value.size:
-        return
     item = value.dtype.itemsize
-    if value.shape[-1] > 1 and value.strides[-1] != item:
+    if value.size and value.shape[-1] > 1 and value.strides[-1] != item:
         raise ValueError(
-            f"{name} has a last axis of stride {value.strides[-1]} bytes, expected contiguous ({item})"
+            f"{name} has a last axis of stride {value.strides[-1]} bytes, "
+            f"expected contiguous ({item})"
         )
+    whole_strides(value, name)
+
+
+def whole_strides(value: Any, name: str) -> None:
+    """Strides that are whole elements and not negative."""
+    item = value.dtype.itemsize
     for length, stride in zip(value.shape, value.strides):
-        if length > 1 and (stride < 0 or stride % item):
+        if value.size and length > 1 and (stride < 0 or stride % item):
             raise ValueError(
                 f"{name} has strides {value.strides}, expected whole elements of {item} bytes and "
                 "none negative"
             )
+
+
+def apart(output: Any, name: str, other: Any, other_name: str, *, or_same: bool = False) -> None:
+    """No memory shared between two arrays; with `or_same` they may be one and the same."""
+    ours, theirs = _Extent(output), _Extent(other)
+    if ours.end <= theirs.start or theirs.end <= ours.start:
+        return
+    if or_same and ours == theirs:
+        return
+    try:
+        shared = np.shares_memory(np.asarray(ours), np.asarray(theirs), max_work=100_000)
+    except np.exceptions.TooHardError:
+        shared = True
+    if shared:
+        allowed = f"; it may be {other_name} itself" if or_same else ""
+        raise ValueError(f"{name} shares memory with {other_name}{allowed}")
+
+
+class _Extent:
+    """Where the elements of a NumPy or CuPy array lie, for comparisons that never touch them."""
+
+    def __init__(self, value: Any) -> None:
+        self.start = arrays.address(value)
+        longer = [(n, s) for n, s in zip(value.shape, value.strides) if n > 1]
+        self.end = self.start + sum((n - 1) * s for n, s in longer) + value.dtype.itemsize
+        if not value.size:
+            self.end = self.start
+        self.elements = (self.start, value.dtype, tuple(value.shape), longer)
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (self.start, False),
+            "shape": tuple(value.shape),
+            "strides": tuple(value.strides),
+            "typestr": f"|V{value.dtype.itemsize}",
+        }
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Extent) and self.elements == other.elements
 
 
 def one_of(value: Any, name: str, allowed: Iterable[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from sandbox.cache_formats import FORMATS
@@ -20,7 +21,7 @@ def _check_values(
 ) -> None:
     cu = cu_seq_lens.tolist()
     starts = seq_starts.tolist() if seq_starts is not None else [0] * (len(cu) - 1)
-    if cu[0] < 0 or any(a > b for a, b in zip(cu, cu[1:])):
+    if cu[0] < 0 or any(a > b for a, b in itertools.pairwise(cu)):
         raise ValueError("cu_seq_lens must not decrease and must not start below 0")
     if cu[-1] > num_tokens:
         raise ValueError(f"num_tokens is {num_tokens}, but cu_seq_lens ends at {cu[-1]}")

@@ -1,13 +1,16 @@
 // One thread an element: every thread looks its row up for itself.
 #include "paged.cuh"
+#include "vector.cuh"
 
-extern "C" __global__ void gather_element(const ELEMENT* __restrict__ cache, long long page_stride,
+using ELEMENT = Vector<ELEMENT_BYTES>;
+
+extern "C" __global__ void gather_element(const void* __restrict__ cache, long long page_stride,
                                           long long row_stride, int block_size, int num_blocks,
                                           const int* __restrict__ block_table,
                                           long long table_stride, int columns,
                                           const int* __restrict__ cu_seq_lens, int requests,
                                           const int* __restrict__ seq_starts,
-                                          ELEMENT* __restrict__ out, long long out_stride,
+                                          void* __restrict__ out, long long out_stride,
                                           long long num_tokens) {
   const long long element = blockIdx.x * (long long)blockDim.x + threadIdx.x;
   const long long row = element / ROW;
@@ -17,8 +20,8 @@ extern "C" __global__ void gather_element(const ELEMENT* __restrict__ cache, lon
                             block_table, table_stride, columns};
   const long long offset = row_offset(paged, row, cu_seq_lens, requests, seq_starts);
   if (offset == ROW_NOT_OWNED) return;
-  const ELEMENT* source =
-      reinterpret_cast<const ELEMENT*>(reinterpret_cast<const char*>(cache) + offset);
-  out[row * (out_stride / (long long)sizeof(ELEMENT)) + column] =
-      offset == ROW_NOT_FOUND ? ELEMENT(0) : source[column];
+  const char* source = static_cast<const char*>(cache) + offset;
+  ELEMENT* target = reinterpret_cast<ELEMENT*>(static_cast<char*>(out) + row * out_stride);
+  target[column] =
+      offset == ROW_NOT_FOUND ? ELEMENT(0) : reinterpret_cast<const ELEMENT*>(source)[column];
 }

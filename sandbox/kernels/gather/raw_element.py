@@ -14,5 +14,5 @@ def raw_element(**arguments: Any) -> None:
     """One thread an element, each looking its row up for itself."""
     cache = arguments["cache"]
     elements = arguments["num_tokens"] * cache.shape[2]
-    macros = {"ELEMENT": cache.dtype, "ROW": cache.shape[2]}
+    macros = {"ELEMENT_BYTES": cache.dtype.itemsize, "ROW": cache.shape[2]}
     KERNEL(-(-elements // THREADS), THREADS, *kernel_arguments(**arguments), macros=macros)

@@ -1,0 +1,31 @@
+"""Which kernels the raw variants would launch, found by recording their launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from sandbox.kernels import conformance
+from sandbox.kernels.case import Case
+from sandbox.kernels.cuda import Launch, record_launches
+from sandbox.kernels.op import Op, Variant
+
+
+def launches(op: Op, variant: Variant, cases: Iterable[Case]) -> list[Launch]:
+    """The different kernels, by source and macros, that `variant` launches on `cases`.
+
+    Nothing runs: the cases' arrays live in CPU memory and the launches are only recorded.
+    """
+    found: dict[tuple, Launch] = {}
+    if variant.kind != "cuda":
+        return []
+    for case in cases:
+        arguments = conformance.checked_arguments(op, conformance.prepare(op, case, np))
+        if variant.refuses(arguments):
+            continue
+        with record_launches() as recorded:
+            variant.run(**arguments)
+        for launch in recorded:
+            found.setdefault((launch.kernel, *sorted(launch.macros.items())), launch)
+    return list(found.values())
