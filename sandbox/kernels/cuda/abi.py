@@ -128,6 +128,7 @@ class Argument:
     """
 
     param: Param
+    pointer: bool
     dtypes: tuple[np.dtype, ...] | None
     host: Callable[[object], object]
     gpu: Callable[[object], object]
@@ -141,6 +142,7 @@ def argument(param: Param, macros: Mapping[str, str]) -> Argument:
         null = np.uint64(0)
         return Argument(
             param,
+            True,
             _ELEMENTS.get(kind),
             host=lambda array: array,
             gpu=lambda array: null if array is None else array,
@@ -148,11 +150,13 @@ def argument(param: Param, macros: Mapping[str, str]) -> Argument:
         )
     kind = "int8" if kind == "char" else kind
     if kind not in _SCALARS:
-        return Argument(param, None, _struct(param, lambda raw: raw), _struct(param, np.void), None)
+        as_bytes, as_record = _struct(param, bytes), _struct(param, np.void)
+        return Argument(param, False, None, as_bytes, as_record, size=None)
     on_gpu, on_host = _SCALARS[kind]
     make = _real if kind in ("float", "double") else _integer
     size = ctypes.sizeof(on_host)
-    return Argument(param, None, make(param, kind, on_host), make(param, kind, on_gpu), size)
+    host, gpu = make(param, kind, on_host), make(param, kind, on_gpu)
+    return Argument(param, False, None, host, gpu, size)
 
 
 def place(arguments: tuple[Argument, ...], values: tuple[object, ...]) -> int | None:
@@ -162,22 +166,24 @@ def place(arguments: tuple[Argument, ...], values: tuple[object, ...]) -> int | 
         names = ", ".join(each.param.name for each in arguments)
         raise TypeError(f"expected {len(arguments)} arguments ({names}), got {len(values)}")
     cupy = sys.modules.get("cupy")
+    on_gpu = np.ndarray if cupy is None else cupy.ndarray
     found: dict[int | None, str] = {}
-    for each, value in zip(arguments, values, strict=True):
-        param = each.param
-        if not param.pointer or value is None:
+    for each, value in zip(arguments, values):
+        if not each.pointer or value is None:
             continue
         if isinstance(value, np.ndarray):
-            found.setdefault(None, param.name)
-            if not (param.const or value.flags.writeable):
-                raise ValueError(f"{param.name}: the kernel writes it, the array is read-only")
-        elif cupy is not None and isinstance(value, cupy.ndarray):
-            found.setdefault(value.data.device_id, param.name)
+            found[None] = each.param.name
+            if not (each.param.const or value.flags.writeable):
+                raise ValueError(f"{each.param.name}: read-only array, but the kernel writes it")
+        elif isinstance(value, on_gpu):
+            found[value.data.device_id] = each.param.name
         else:
-            raise _wrong_type(param, "an array or None", value)
+            raise _wrong_type(each.param, "an array or None", value)
         if each.dtypes is not None and value.dtype not in each.dtypes:
             taken = " or ".join(map(str, each.dtypes))
-            raise TypeError(f"{param.name} ({param.ctype}*): expected {taken}, got {value.dtype}")
+            raise TypeError(
+                f"{each.param.name} ({each.param.ctype}*): expected {taken}, got {value.dtype}"
+            )
     if len(found) > 1:
         places = (f"{n} on {'the host' if d is None else f'GPU {d}'}" for d, n in found.items())
         raise TypeError(f"arrays in different places: {', '.join(places)}")

@@ -12,35 +12,39 @@ _SHARED_WITHOUT_OPT_IN = 48 * 1024
 
 
 class GpuFunction:
-    """`source.entry` compiled for the current device and loaded there."""
+    """`source.entry` compiled for GPU `device` and loaded there."""
 
     def __init__(
         self,
         source: KernelSource,
         macros: Mapping[str, str],
         arguments: tuple[Argument, ...],
+        device: int,
         *,
         min_cc: tuple[int, int],
         arch_specific: bool,
     ):
         import cupy
 
-        device = device_info()
-        if device.cc < min_cc:
+        info = device_info(device)
+        if info.cc < min_cc:
             raise RuntimeError(
                 f"{source.entry} needs compute capability {min_cc[0]}.{min_cc[1]}; "
-                f"{device.name} has {device.cc[0]}.{device.cc[1]}"
+                f"{info.name} has {info.cc[0]}.{info.cc[1]}"
             )
-        cubin = nvrtc.compile_cubin(source, macros, nvrtc.device_arch(device.cc, arch_specific))
+        cubin = nvrtc.compile_cubin(source, macros, nvrtc.device_arch(info.cc, arch_specific))
         sizes = kernel_info(cubin.read_bytes(), source.entry).param_sizes
         _check_sizes(source.entry, arguments, sizes)
-        self._structs = [(i, sizes[i]) for i, each in enumerate(arguments) if each.size is None]
-        self._kernel = cupy.RawModule(path=str(cubin)).get_function(source.entry)
-        self._function = self._kernel.kernel
         self._entry = source.entry
-        self._max_threads = self._kernel.max_threads_per_block
-        static_shared = self._kernel.shared_size_bytes
-        self._shared_limit = device.shared_per_block - static_shared
+        self._structs = [(i, sizes[i]) for i, each in enumerate(arguments) if each.size is None]
+        self._device, self._current_device = device, cupy.cuda.runtime.getDevice
+        self._on_device = cupy.cuda.Device
+        with self._on_device(device):
+            self._kernel = cupy.RawModule(path=str(cubin)).get_function(source.entry)
+            self._function = self._kernel.kernel
+            self._max_threads = self._kernel.max_threads_per_block
+            static_shared = self._kernel.shared_size_bytes
+        self._shared_limit = info.shared_per_block - static_shared
         self._shared_enabled = _SHARED_WITHOUT_OPT_IN - static_shared
 
     def launch(
@@ -50,7 +54,14 @@ class GpuFunction:
         values: list,
         shared_bytes: int,
     ) -> None:
-        """Queue the kernel on CuPy's current stream. `values` are CuPy arrays and NumPy scalars."""
+        """Queue the kernel on its device's current stream of CuPy; the current device stays.
+
+        `values` are CuPy arrays and NumPy scalars.
+        """
+        if self._current_device() != self._device:
+            with self._on_device(self._device):
+                self.launch(grid, block, values, shared_bytes)
+            return
         if block[0] * block[1] * block[2] > self._max_threads:
             raise ValueError(
                 f"{self._entry}: block {block} has more threads than the {self._max_threads} "
@@ -58,7 +69,7 @@ class GpuFunction:
             )
         for index, size in self._structs:
             if values[index].nbytes != size:
-                raise ValueError(
+                raise TypeError(
                     f"{self._entry}: argument {index} has {values[index].nbytes} bytes, "
                     f"the struct has {size}"
                 )

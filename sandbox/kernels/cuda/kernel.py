@@ -12,7 +12,12 @@ from pathlib import Path
 from sandbox.kernels.cuda import nvrtc
 from sandbox.kernels.cuda.abi import Argument, MacroValue, argument, macro_text, place
 from sandbox.kernels.cuda.gpu import GpuFunction
-from sandbox.kernels.cuda.host_runner import HostModule
+from sandbox.kernels.cuda.host_runner import (
+    MAX_BLOCK_THREADS,
+    MAX_GRID,
+    MAX_SHARED_BYTES,
+    HostModule,
+)
 from sandbox.kernels.cuda.source import KernelSource
 
 Dimensions = int | tuple[int, ...]
@@ -21,10 +26,7 @@ Dim3 = tuple[int, int, int]
 # With this set, an edited file or header is noticed at the next call of a running process.
 _RELOAD = os.environ.get("MLA_SANDBOX_RELOAD", "") not in ("", "0")
 
-_MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
-_MAX_THREADS = 1024
-_MAX_SHARED = 232448  # of a block, on the GPUs that have most (compute capability 9.0, 10.0)
 
 
 class CudaKernel:
@@ -71,13 +73,13 @@ class CudaKernel:
         """
         special = self._specialise(macros)
         device = place(special.arguments, arguments)
-        grid = _dimensions("grid", grid, 0, _MAX_GRID)
+        grid = _dimensions("grid", grid, 0, MAX_GRID)
         block = _dimensions("block", block, 1, _MAX_BLOCK)
-        if block[0] * block[1] * block[2] > _MAX_THREADS:
-            raise ValueError(f"block: {block} has more than {_MAX_THREADS} threads")
-        if not 0 <= shared_bytes <= _MAX_SHARED:
+        if block[0] * block[1] * block[2] > MAX_BLOCK_THREADS:
+            raise ValueError(f"block: {block} has more than {MAX_BLOCK_THREADS} threads")
+        if not 0 <= shared_bytes <= MAX_SHARED_BYTES:
             raise ValueError(
-                f"shared_bytes: {shared_bytes} is not within 0 and {_MAX_SHARED}, "
+                f"shared_bytes: {shared_bytes} is not within 0 and {MAX_SHARED_BYTES}, "
                 "the most that any GPU gives a block"
             )
         pairs = zip(special.arguments, arguments, strict=True)
@@ -91,9 +93,11 @@ class CudaKernel:
         if recorder is not None:
             recorder.append(Launch(self, special.macros, grid, block, shared_bytes))
         elif device is None:
-            self._launch_on_host(special, grid, block, values, shared_bytes)
+            options = _HOST_OPTIONS.get()
+            module = self._host_module(special, options.checked)
+            module.launch(grid, block, values, shared_bytes=shared_bytes, seed=options.seed)
         else:
-            self._launch_on_gpu(special, device, grid, block, values, shared_bytes)
+            self._gpu_function(special, device).launch(grid, block, values, shared_bytes)
 
     def resources(self, arch: str, macros: Mapping[str, MacroValue]) -> nvrtc.Resources:
         """Registers, spills, stack and shared memory when compiled for `arch`; needs no GPU."""
@@ -120,41 +124,26 @@ class CudaKernel:
             self._specialisations[key] = special
         return special
 
-    def _launch_on_host(
-        self, special: "_Specialisation", grid: Dim3, block: Dim3, values: list, shared_bytes: int
-    ) -> None:
-        options = _HOST_OPTIONS.get()
-        module = special.host.get(options.checked)
+    def _host_module(self, special: "_Specialisation", checked: bool) -> HostModule:
+        module = special.host.get(checked)
         if module is None:
-            module = HostModule(self.source, special.macros, checked=options.checked)
-            special.host[options.checked] = module
-        module.launch(grid, block, values, shared_bytes=shared_bytes, seed=options.seed)
+            module = special.host[checked] = HostModule(
+                self.source, special.macros, checked=checked
+            )
+        return module
 
-    def _launch_on_gpu(
-        self,
-        special: "_Specialisation",
-        device: int,
-        grid: Dim3,
-        block: Dim3,
-        values: list,
-        shared_bytes: int,
-    ) -> None:
-        from cupy.cuda import Device, runtime
-
-        if device != runtime.getDevice():
-            with Device(device):
-                self._launch_on_gpu(special, device, grid, block, values, shared_bytes)
-            return
+    def _gpu_function(self, special: "_Specialisation", device: int) -> GpuFunction:
         function = special.gpu.get(device)
         if function is None:
             function = special.gpu[device] = GpuFunction(
                 self.source,
                 special.macros,
                 special.arguments,
+                device,
                 min_cc=self.min_cc,
                 arch_specific=self.arch_specific,
             )
-        function.launch(grid, block, values, shared_bytes)
+        return function
 
 
 @dataclass
@@ -213,6 +202,8 @@ def host_options(*, checked: bool = False, seed: int | None = None) -> Iterator[
 
 
 def _dimensions(name: str, given: Dimensions, least: int, most: Dim3) -> Dim3:
+    if type(given) is int and least <= given <= most[0]:
+        return given, 1, 1
     written = given if isinstance(given, tuple) else (given,)
     try:
         x, y, z = (*map(operator.index, written), 1, 1)[: max(3, len(written))]

@@ -28,10 +28,10 @@ def prebuild(
 ) -> Iterator[Built]:
     """Compile what `launches` need for `target`: "host", "host-checked" or an architecture.
 
-    Each file with the same macros is compiled once. Gives each build when it is finished; with
+    What several launches share is compiled once. Gives each build when it is finished; with
     `workers` None as many run at a time as the process has CPUs. MissingDependency is raised.
     """
-    unique = {(at.kernel.source.path, tuple(at.macros.items())): at for at in launches}
+    unique = {_artefact(launch, target): launch for launch in launches}
     with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
         waiting = [pool.submit(_build, launch, target) for launch in unique.values()]
         try:
@@ -40,6 +40,13 @@ def prebuild(
                 yield Built(launch, seconds, error, done, len(waiting))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _artefact(launch: Launch, target: str) -> tuple:
+    source = launch.kernel.source
+    # A cubin holds all kernels of the file, a host module one.
+    part = source.entry if target.startswith("host") else ""
+    return source.path, part, tuple(launch.macros.items())
 
 
 def _build(launch: Launch, target: str) -> tuple[Launch, float, CompileError | None]:
