@@ -161,8 +161,9 @@ def test_to_torch_refuses_what_torch_cannot_hold():
     ],
 )
 def test_torch_refusals_name_the_argument(make, reason):
-    with pytest.raises(TypeError, match=f"k_pe: .*{reason}"):
-        adopt(make(), "k_pe")
+    for function in (exporter, adopt):
+        with pytest.raises(TypeError, match=f"k_pe: .*{reason}"):
+            function(make(), "k_pe")
 
 
 def test_torch_dtypes_that_numpy_lacks_are_refused():
