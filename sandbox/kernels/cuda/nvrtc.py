@@ -134,7 +134,9 @@ def _nvrtc() -> tuple[ModuleType, tuple[int, int]]:
     except Exception as error:  # CuPy raises various types when the library is not there
         wheel = "nvidia-cuda-nvrtc" + {12: "-cu12", 11: "-cu11"}.get(cupy_wheel_major(), "")
         reason = " ".join(str(error).split())
-        raise MissingDependency(f"NVRTC cannot be loaded ({reason}): pip install {wheel}") from error
+        raise MissingDependency(
+            f"NVRTC cannot be loaded ({reason}): pip install {wheel}"
+        ) from error
 
 
 def _headers(source: KernelSource) -> list[Path]:
