@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.dlpack
 
 from sandbox.arrays import REFUSALS, Kind, bfloat16, import_cupy, refusal
 
@@ -41,6 +42,21 @@ class _StreamHandle:
         return 0, self.stream.cuda_stream
 
 
+class _Unsynchronised:
+    """A CUDA tensor's DLPack capsule as it is: `borrow` has made its device and stream current, and
+    torch's own protocol would refuse other devices and may make streams wait for each other."""
+
+    def __init__(self, tensor: torch.Tensor, gpu: int) -> None:
+        self.tensor = tensor
+        self.gpu = gpu
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self.gpu
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return torch.utils.dlpack.to_dlpack(self.tensor)
+
+
 class _Writeable:
     """A read-only array's memory without the flag, which older NumPy cannot put into DLPack."""
 
@@ -61,6 +77,10 @@ class TorchKind(Kind):
         if value.is_conj() or value.is_neg():
             remedy = "resolve_conj()" if value.is_conj() else "resolve_neg()"
             raise TypeError(f"{name}: the tensor is lazily conjugated or negated; use {remedy}")
+        if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            # Fake, quantised and distributed tensors: their own memory is not their content.
+            kind = type(value).__name__
+            raise TypeError(f"{name}: a {kind} cannot be shared without a copy")
         if value.is_cuda:
             return cls.on(value.get_device())
         if value.is_cpu:
@@ -73,22 +93,15 @@ class TorchKind(Kind):
         bits, dtype = _DTYPES[value.dtype]
         try:
             tensor = value.detach() if value.requires_grad else value
+            if bits is not value.dtype:
+                tensor = tensor.view(bits)
             if self.gpu is not None:
-                return self._alias(tensor, dtype)
-            return tensor.numpy() if bits is value.dtype else tensor.view(bits).numpy().view(dtype)
+                array = import_cupy().from_dlpack(_Unsynchronised(tensor, self.gpu))
+            else:
+                array = np.from_dlpack(tensor)
+            return array.view(dtype) if array.dtype != dtype else array
         except REFUSALS as error:
             raise refusal(value, name, error) from error
-
-    def _alias(self, tensor: torch.Tensor, dtype: np.dtype) -> Any:
-        # torch's DLPack refuses tensors off the current device and may make streams wait.
-        address = tensor.data_ptr()
-        if not address and tensor.numel():
-            raise BufferError("it has no memory of its own")
-        cupy = import_cupy()
-        memory = cupy.cuda.UnownedMemory(address, tensor.nbytes, tensor, self.gpu)
-        strides = tuple(step * dtype.itemsize for step in tensor.stride())
-        pointer = cupy.cuda.MemoryPointer(memory, 0)
-        return cupy.ndarray(tuple(tensor.shape), dtype, pointer, strides)
 
     def stream(self) -> Any:
         if self.gpu is None:
