@@ -25,6 +25,8 @@ from pathlib import Path
 import numpy as np
 
 from sandbox.kernels.cuda.cache import cached
+from sandbox.kernels.cuda.host_arrays import GuardedArrays
+from sandbox.kernels.cuda.host_places import resolve
 from sandbox.kernels.cuda.source import (
     CompileError,
     KernelSource,
@@ -43,15 +45,18 @@ _PLAIN = ("-O2",)
 _CHECKED = (
     "-O1",
     "-g1",
+    "-gdwarf-4",  # addr2line misreads the file names of version 5
     "-fsanitize=thread",
     "-fsanitize=alignment,bounds,signed-integer-overflow,shift-exponent,integer-divide-by-zero,null",
 )
+_CHECKED_LINK = tuple(f"-Wl,--wrap={name}" for name in ("memcpy", "memmove", "memset"))
 _ALWAYS = (
     "-std=c++17",
     "-fPIC",
     "-fno-strict-aliasing",  # kernels reinterpret memory as vectors, as CUDA lets them
     "-ffp-contract=off",
     "-fno-math-errno",
+    "-fvisibility=hidden",  # a kernel may be named as a function of the C library
     "-w",
 )
 
@@ -84,15 +89,20 @@ class HostModule:
         *,
         shared_bytes: int = 0,
         seed: int | None = None,
+        global_races: bool = False,
     ) -> None:
         """Run the kernel and return when all blocks are done.
 
         An argument is a NumPy array or None for a pointer, else a ctypes scalar of the parameter's
         type or a struct's `bytes`. `seed` shuffles the order in which blocks and threads run, and
-        fills shared memory with NaN. Raises ValueError for what no GPU would launch, TypeError for
+        fills shared memory with NaN. With `global_races` the checked build also forbids that two
+        threads of the launch write the same byte of an argument, atomics aside. Raises ValueError for what no GPU would launch, TypeError for
         arguments that do not match the parameters, KernelFault.
         """
         _check_limits(grid, block, shared_bytes)
+        guard = GuardedArrays(self._params, arguments) if self.checked else None
+        if guard:
+            arguments = guard.arguments
         holders = [
             _holder(*each) for each in zip(self._params, self._sizes, arguments, strict=True)
         ]
@@ -108,12 +118,18 @@ class HostModule:
             shuffled=seed is not None,
             seed=(seed or 0) % 2**64,
             checked=self.checked,
+            global_races=global_races,
+            spans=ctypes.addressof(guard.spans) if guard else None,
+            span_count=guard.count if guard else 0,
             static_shared=_address(self._library.sandbox_static_shared),
             message=ctypes.addressof(message),
             message_bytes=len(message),
         )
-        if self._runtime.sandbox_launch(ctypes.byref(launch)):
-            raise KernelFault(message.value.decode(errors="replace"))
+        failed = self._runtime.sandbox_launch(ctypes.byref(launch))
+        if guard:
+            guard.copy_back()
+        if failed:
+            raise KernelFault(resolve(message.value.decode(errors="replace"), self.path))
 
 
 class _Launch(ctypes.Structure):
@@ -240,7 +256,7 @@ def _build(source: KernelSource, macros: Mapping[str, str], checked: bool) -> Pa
             unit.write_text(text)
             _compile([*flags, "-c", str(unit), "-o", str(code)], source.path, macros)
             link = ["-shared", "-Wl,-z,defs", str(code), str(runtime), "-o", str(path)]
-            _compile(link, source.path, macros)
+            _compile([*link, *(_CHECKED_LINK if checked else ())], source.path, macros)
         finally:
             unit.unlink(missing_ok=True)
             code.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ void sandbox_async_copy(void* shared, const void* global, int bytes, int source_
         self.fault(format("cp.async of %d bytes between addresses that are no multiples of %d", bytes, bytes));
     if (source_bytes < 0 || source_bytes > bytes)
         self.fault(format("cp.async of %d bytes takes %d from the source", bytes, source_bytes));
-    if (self.checker) self.checker->async_copy(shared, global, bytes, source_bytes);
+    if (self.checker) self.checker->async_copy(shared, global, bytes, source_bytes, __builtin_return_address(0));
     Thread& thread = self.current();
     thread.copies.push_back({static_cast<char*>(shared), static_cast<const char*>(global), bytes,
                              source_bytes, thread.committed});

@@ -1,6 +1,4 @@
 // Spreads the blocks of a launch over OS threads.
-#include <link.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -12,6 +10,9 @@
 
 Grid::Grid(const Launch& launch)
     : launch(launch), blocks(uint64_t(launch.grid[0]) * launch.grid[1] * launch.grid[2]) {
+    if (launch.global_races)
+        for (int i = 0; i < launch.span_count; ++i)
+            writers.emplace_back(launch.spans[i].high - launch.spans[i].low);
     if (!launch.shuffled) return;
     step = launch.seed * 2654435761u % blocks;
     while (std::gcd(step, blocks) != 1) step = (step + 1) % blocks;
@@ -23,27 +24,6 @@ void Grid::report(uint64_t position, const std::string& message) {
     if (position > faulted) return;
     faulted = position;
     snprintf(launch.message, launch.message_bytes, "%s", message.c_str());
-}
-
-Range find_static_shared(const Launch& launch) {
-    struct Search {
-        const char* inside;
-        Range found;
-    } search{launch.static_shared(), {}};
-    dl_iterate_phdr(
-        [](dl_phdr_info* module, size_t, void* data) {
-            Search& search = *static_cast<Search*>(data);
-            for (int i = 0; i < module->dlpi_phnum; ++i) {
-                const ElfW(Phdr)& header = module->dlpi_phdr[i];
-                if (header.p_type != PT_TLS || !module->dlpi_tls_data) continue;
-                char* low = static_cast<char*>(module->dlpi_tls_data);
-                const Range block{low, low + header.p_memsz};
-                if (block.holds(search.inside)) search.found = block;
-            }
-            return int(search.found.low != nullptr);
-        },
-        &search);
-    return search.found;
 }
 
 // Workers outlive launches, since their stacks are costly to make.

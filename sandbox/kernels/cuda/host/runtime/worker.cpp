@@ -13,8 +13,8 @@
 extern "C" {
 SANDBOX_THREAD_LOCAL uint3 threadIdx;
 SANDBOX_THREAD_LOCAL uint3 blockIdx;
-SANDBOX_THREAD_LOCAL dim3 blockDim;
-SANDBOX_THREAD_LOCAL dim3 gridDim;
+SANDBOX_THREAD_LOCAL uint3 blockDim;
+SANDBOX_THREAD_LOCAL uint3 gridDim;
 SANDBOX_THREAD_LOCAL char* sandbox_dynamic_shared;
 }
 SANDBOX_THREAD_LOCAL Worker* worker;
@@ -83,16 +83,21 @@ void Worker::prepare(Grid& grid) {
             for (unsigned y = 0; y < blockDim.y; ++y)
                 for (unsigned x = 0; x < blockDim.x; ++x) coordinates_.push_back({x, y, z});
     }
-    if (launch.checked || shuffled_) static_shared_ = find_static_shared(launch);
-    if (launch.checked) checker = std::make_unique<Checker>(*this, arena_, static_shared_);
+    if (shuffled_) static_shared_ = find_module(launch).shared;
+    if (launch.checked) checker = std::make_unique<Checker>(*this, arena_);
+}
+
+static uint3 block_at(uint64_t index) {
+    return {unsigned(index % gridDim.x), unsigned(index / gridDim.x % gridDim.y),
+            unsigned(index / gridDim.x / gridDim.y)};
 }
 
 void Worker::run_block(uint64_t position) {
     const uint64_t index =
         uint64_t((unsigned __int128)position * grid_->step % grid_->blocks + grid_->offset) % grid_->blocks;
     position_ = position;
-    blockIdx = {unsigned(index % gridDim.x), unsigned(index / gridDim.x % gridDim.y),
-                unsigned(index / gridDim.x / gridDim.y)};
+    block_ = index;
+    blockIdx = block_at(index);
     started_ = finished_ = arrived_ = predicates_ = 0;
     ready_.clear();
     for (unsigned i = 0; i < warp_count_; ++i) {
@@ -298,15 +303,23 @@ void Worker::deadlock() {
           format(", which has returned (as have %u of the block's %u threads)", finished_, thread_count_));
 }
 
+static std::string triple(const char* what, uint3 at) {
+    return format("%s (%u,%u,%u)", what, at.x, at.y, at.z);
+}
+
 std::string Worker::name(const Thread& thread) const {
-    const uint3 at = coordinates_[thread.index];
-    return format("thread (%u,%u,%u)", at.x, at.y, at.z);
+    return triple("thread", coordinates_[thread.index]);
+}
+
+std::string Worker::global_name(uint64_t index) const {
+    return triple("block", block_at(index / thread_count_)) + ", " +
+           name(threads_[index % thread_count_]);
 }
 
 void Worker::fault(const Thread& thread, const std::string& message) {
     failed_ = true;
-    grid_->report(position_, launch().kernel + format(", block (%u,%u,%u), ", blockIdx.x, blockIdx.y,
-                                                      blockIdx.z) + name(thread) + ": " + message);
+    const std::string who = global_name(block_ * thread_count_ + thread.index);
+    grid_->report(position_, std::string(launch().kernel) + ", " + who + ": " + message);
     void* abandoned = nullptr;
     sandbox_switch(&abandoned, root_);
     __builtin_unreachable();

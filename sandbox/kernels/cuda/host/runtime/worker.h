@@ -16,7 +16,6 @@
 struct uint3 {
     unsigned x, y, z;
 };
-using dim3 = uint3;
 
 #define SANDBOX_CONSTANT
 #include "../include/sandbox/runtime.h"
@@ -65,6 +64,15 @@ struct Launch {
     size_t message_bytes;
 };
 
+// The shared library of a kernel, as mapped for this OS thread.
+struct Module {
+    const char* base = nullptr;
+    Range shared;  // all its static shared memory
+    std::vector<Range> readable, writable;
+};
+
+Module find_module(const Launch& launch);
+
 // One launch, shared by the workers that run its blocks.
 struct Grid {
     const Launch& launch;
@@ -73,6 +81,9 @@ struct Grid {
     std::atomic<uint64_t> next{0};
     std::atomic<uint64_t> faulted{UINT64_MAX};  // position of the first block that failed
     std::mutex lock;
+    // For each argument and byte its writer, one more than its global index: of a launch that looks
+    // for races on global memory.
+    std::vector<std::vector<std::atomic<uint64_t>>> writers;
 
     explicit Grid(const Launch& launch);
     void report(uint64_t position, const std::string& message);
@@ -154,6 +165,9 @@ public:
     std::string name(const Thread& thread) const;  // "thread (1,0,0)"
     unsigned thread_count() const { return thread_count_; }
     const Launch& launch() const { return grid_->launch; }
+    Grid& grid() { return *grid_; }
+    uint64_t global_index() const { return block_ * thread_count_ + current_->index; }
+    std::string global_name(uint64_t index) const;  // "block (0,2,0), thread (1,0,0)"
     std::unique_ptr<Checker> checker;  // of a checked launch
 
 private:
@@ -170,7 +184,7 @@ private:
     unsigned random(unsigned bound);
 
     Grid* grid_ = nullptr;
-    uint64_t position_ = 0;
+    uint64_t position_ = 0, block_ = 0;  // of the block: in the order of running, in the grid
     pthread_t owner_{};
     void* root_ = nullptr;
     Fiber* running_ = nullptr;
@@ -191,14 +205,11 @@ private:
     std::vector<std::unique_ptr<Fiber>> fibers_;
     std::vector<Fiber*> idle_;
     char* arena_ = nullptr;  // dynamic shared memory
-    Range static_shared_;
+    Range static_shared_;  // of a shuffled launch
 };
 
 // The worker of this OS thread while it runs a launch.
 extern SANDBOX_THREAD_LOCAL Worker* worker;
-
-// The static shared memory of a kernel's module for this OS thread.
-Range find_static_shared(const Launch& launch);
 
 std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
 std::string describe(const SandboxSite& site);  // "__syncthreads at gather.cu:12"

@@ -2,6 +2,7 @@
 // that no kernel's macros can change.
 #pragma once
 
+#define SANDBOX_EXPORTED extern "C" __attribute__((visibility("default")))
 #define SANDBOX_UNCHECKED __attribute__((no_sanitize("thread"), no_sanitize("undefined")))
 
 namespace sandbox {
@@ -38,10 +39,10 @@ inline char* inside_shared() {
 }  // namespace sandbox
 
 #define SANDBOX_KERNEL(sandbox_name)                                                        \
-    extern "C" SANDBOX_UNCHECKED void sandbox_entry(void** sandbox_arguments) {             \
+    SANDBOX_EXPORTED SANDBOX_UNCHECKED void sandbox_entry(void** sandbox_arguments) {             \
         ::sandbox::call(sandbox_name, sandbox_arguments);                                   \
     }                                                                                       \
-    extern "C" int sandbox_parameter_bytes(int sandbox_index) {                             \
+    SANDBOX_EXPORTED int sandbox_parameter_bytes(int sandbox_index) {                             \
         return ::sandbox::parameter_bytes(sandbox_name, sandbox_index);                     \
     }                                                                                       \
-    extern "C" char* sandbox_static_shared() { return ::sandbox::inside_shared(); }
+    SANDBOX_EXPORTED char* sandbox_static_shared() { return ::sandbox::inside_shared(); }

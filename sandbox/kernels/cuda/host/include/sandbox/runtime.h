@@ -10,14 +10,15 @@
 extern "C" {
 
 // Constant to a kernel, which lets the compiler keep them in registers across calls: they never
-// change within one thread's run of a kernel.
+// change within one thread's run of a kernel. Not of type dim3, since with constructors a type is
+// not constant to the compiler.
 #ifndef SANDBOX_CONSTANT
 #define SANDBOX_CONSTANT const
 #endif
 extern SANDBOX_THREAD_LOCAL SANDBOX_CONSTANT uint3 threadIdx;
 extern SANDBOX_THREAD_LOCAL SANDBOX_CONSTANT uint3 blockIdx;
-extern SANDBOX_THREAD_LOCAL SANDBOX_CONSTANT dim3 blockDim;
-extern SANDBOX_THREAD_LOCAL SANDBOX_CONSTANT dim3 gridDim;
+extern SANDBOX_THREAD_LOCAL SANDBOX_CONSTANT uint3 blockDim;
+extern SANDBOX_THREAD_LOCAL SANDBOX_CONSTANT uint3 gridDim;
 extern SANDBOX_THREAD_LOCAL char* SANDBOX_CONSTANT sandbox_dynamic_shared;
 
 // Where in the source a thread waits: `what` is the name of the call.
