@@ -96,8 +96,9 @@ class HostModule:
         An argument is a NumPy array or None for a pointer, else a ctypes scalar of the parameter's
         type or a struct's `bytes`. `seed` shuffles the order in which blocks and threads run, and
         fills shared memory with NaN. With `global_races` the checked build also forbids that two
-        threads of the launch write the same byte of an argument, atomics aside. Raises ValueError for what no GPU would launch, TypeError for
-        arguments that do not match the parameters, KernelFault.
+        threads of the launch write the same byte of an argument, atomics aside. Raises ValueError
+        for what no GPU would launch, TypeError for arguments that do not match the parameters,
+        KernelFault.
         """
         _check_limits(grid, block, shared_bytes)
         guard = GuardedArrays(self._params, arguments) if self.checked else None
