@@ -1,0 +1,23 @@
+"""`python -m experiments <name>`."""
+
+import typer
+
+from experiments.compare import compare
+from experiments.doctor import doctor
+from experiments.listing import list_ops
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="""Experiments with kernels of Multi-head Latent Attention.
+
+    Start with **doctor** (what this machine can do), then **list** (ops and variants),
+    then **compare** (which variant is right, and how fast).""",
+)
+app.command("compare")(compare)
+app.command("list")(list_ops)
+app.command("doctor")(doctor)
+
+if __name__ == "__main__":
+    app()

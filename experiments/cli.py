@@ -1,0 +1,25 @@
+"""What every experiment's command line shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import typer
+from rich.console import Console
+
+console = Console()
+errors = Console(stderr=True)
+
+
+def run_as_script(command: Callable[..., Any]) -> None:
+    """Run one experiment, as `python -m experiments <name>` would."""
+    app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+    app.command()(command)
+    app()
+
+
+def stop(message: str) -> typer.Exit:
+    """Say what is wrong with the command and end with exit code 2."""
+    errors.print(f"[bold red]Error:[/] {message}", soft_wrap=True, highlight=False)
+    return typer.Exit(2)
