@@ -1,0 +1,131 @@
+"""What the contracts of the three ops have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandbox import arrays
+from sandbox.cache_formats import FORMATS
+from sandbox.kernels import require
+
+
+def rows_to_insert(
+    kv_c: Any, k_pe: Any, cache: Any, slot_mapping: Any
+) -> tuple[int, Any]:
+    """Check the arguments that make cache rows.
+
+    Returns:
+        The token count, and `k_pe` as `[>= T, R]` whatever form it came in.
+    """
+    require.array(kv_c, "kv_c", "tokens", "L")
+    require.dtype(kv_c, "kv_c", *(fmt.storage for fmt in FORMATS.values()))
+    require.strided_rows(kv_c, "kv_c")
+    if kv_c.shape[1] == 0:
+        raise ValueError(f"kv_c has shape {tuple(kv_c.shape)}: L must be positive")
+    k_pe = kv_c[:, :0] if k_pe is None else k_pe
+    if getattr(k_pe, "ndim", 2) == 3:
+        require.array(k_pe, "k_pe", "tokens", "1", "R")
+        require.size(k_pe, "k_pe", 1, 1, "all heads share one rotated key")
+        k_pe = k_pe[:, 0]
+    require.array(k_pe, "k_pe", "tokens", "R")
+    require.same_dtype(k_pe, "k_pe", kv_c, "kv_c")
+    require.strided_rows(k_pe, "k_pe")
+    if k_pe.shape[1] % 2:
+        raise ValueError(f"k_pe has shape {tuple(k_pe.shape)}: R must be even")
+    require.array(cache, "cache", "num_blocks", "block_size", "E")
+    require.same_dtype(cache, "cache", kv_c, "kv_c")
+    require.size(cache, "cache", 2, kv_c.shape[1] + k_pe.shape[1], "E is kv_c's L + k_pe's R")
+    require.strided_rows(cache, "cache")
+    if cache.shape[1] == 0:
+        raise ValueError(f"cache has shape {tuple(cache.shape)}: block_size must be positive")
+    if any(stride == 0 for length, stride in zip(cache.shape, cache.strides) if length > 1):
+        raise ValueError("cache overlaps itself: a broadcast view cannot be written")
+    tokens = token_ids(slot_mapping, "slot_mapping")
+    per_token(kv_c, "kv_c", tokens)
+    per_token(k_pe, "k_pe", tokens)
+    return tokens, k_pe
+
+
+def token_ids(ids: Any, name: str) -> int:
+    """An int64 array, one number a token; returns how many."""
+    require.array(ids, name, "tokens")
+    require.dtype(ids, name, "int64")
+    require.strided_rows(ids, name)
+    return ids.shape[0]
+
+
+def per_token(value: Any, name: str, tokens: int) -> None:
+    """At least one row a token; a batch padded for a graph has more."""
+    require.at_least(value, name, 0, tokens, "one row for each of slot_mapping's slots")
+
+
+def heads(value: Any, name: str, width: str, kv_c: Any, tokens: int) -> None:
+    """An array `[>= T, N, width]` of kv_c's dtype, strided in token and head."""
+    require.array(value, name, "tokens", "N", width)
+    require.same_dtype(value, name, kv_c, "kv_c")
+    require.strided_rows(value, name)
+    per_token(value, name, tokens)
+    if value.shape[1] == 0:
+        raise ValueError(f"{name} has shape {tuple(value.shape)}: N must be positive")
+
+
+def rope(positions: Any, cos_sin: Any, width: int, tokens: int) -> dict[str, Any]:
+    """Check positions and their table; both become None where there is nothing to rotate."""
+    if (positions is None) != (cos_sin is None):
+        missing, given = ("cos_sin", "positions") if cos_sin is None else ("positions", "cos_sin")
+        raise ValueError(f"{missing} is missing, but {given} is given: RoPE needs both, NoPE none")
+    if positions is None:
+        return {"positions": None, "cos_sin": None}
+    token_ids(positions, "positions")
+    per_token(positions, "positions", tokens)
+    require.array(cos_sin, "cos_sin", "max_pos", "R")
+    require.dtype(cos_sin, "cos_sin", "float32")
+    require.strided_rows(cos_sin, "cos_sin")
+    require.at_least(cos_sin, "cos_sin", 0, 1, "a table without a row has no position")
+    require.size(cos_sin, "cos_sin", 1, width, "k_pe's R: R / 2 cosines, then R / 2 sines")
+    return {"positions": positions, "cos_sin": cos_sin} if width else rope(None, None, 0, tokens)
+
+
+def output_rows(value: Any, name: str, tokens: int) -> int:
+    """Rows of an output: T, or those of the array that the caller gives, at least T."""
+    if value is None:
+        return tokens
+    require.array(value, name, "tokens", "N", "columns")
+    per_token(value, name, tokens)
+    return value.shape[0]
+
+
+def in_place_or_apart(q: Any, q_out: Any) -> None:
+    """`q_out` is q's own memory, element on element, or it does not touch it."""
+    if q_out is None or not q.size or not q_out.size:
+        return
+    (first, last), (out_first, out_last) = _extent(q), _extent(q_out)
+    same = first == out_first and q.strides == q_out.strides
+    if not same and first < out_last and out_first < last:
+        raise ValueError("q_out overlaps q: pass q itself to work in place, or memory of its own")
+
+
+def _extent(array: Any) -> tuple[int, int]:
+    first = arrays.address(array)
+    span = sum((length - 1) * stride for length, stride in zip(array.shape, array.strides))
+    return first, first + span + array.dtype.itemsize
+
+
+def values(
+    *, cache: Any, slot_mapping: Any, positions: Any = None, cos_sin: Any = None, **_: Any
+) -> None:
+    """Slots within the cache and positions within the table."""
+    tokens = slot_mapping.shape[0]
+    capacity = cache.shape[0] * cache.shape[1]
+    if tokens and int(slot_mapping.max()) >= capacity:
+        raise ValueError(
+            f"slot_mapping has slot {int(slot_mapping.max())}, but the cache's {cache.shape[0]} "
+            f"blocks of {cache.shape[1]} end at slot {capacity - 1}"
+        )
+    if tokens and positions is not None:
+        used = positions[:tokens]
+        if int(used.min()) < 0 or int(used.max()) >= cos_sin.shape[0]:
+            raise ValueError(
+                f"positions run from {int(used.min())} to {int(used.max())}, but cos_sin has rows "
+                f"for 0 to {cos_sin.shape[0] - 1}"
+            )

@@ -1,0 +1,38 @@
+// One thread an element or a pair of any of a token's HEADS + 1 output rows.
+#include "element_row.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    decode_element(const ELEMENT* __restrict__ ql_nope, long long ql_nope_token_stride,
+                   long long ql_nope_head_stride, const ELEMENT* __restrict__ q_pe,
+                   long long q_pe_token_stride, long long q_pe_head_stride,
+                   const ELEMENT* __restrict__ kv_c, long long kv_c_stride,
+                   const ELEMENT* __restrict__ k_pe, long long k_pe_stride,
+                   ELEMENT* __restrict__ cache, long long page_stride, long long row_stride,
+                   int block_size, long long capacity, const long long* __restrict__ slot_mapping,
+                   const long long* __restrict__ positions, const float* __restrict__ cos_sin,
+                   long long table_stride, long long table_rows, ELEMENT* __restrict__ q_out,
+                   long long q_out_token_stride, long long q_out_head_stride, long long tokens) {
+  constexpr int PAIRS = ROPE / 2;
+  constexpr int ITEMS = LATENT + PAIRS;
+  const long long index = blockIdx.x * (long long)THREADS + threadIdx.x;
+  const long long token = index / (ITEMS * (HEADS + 1));
+  if (token >= tokens) return;
+  const int rest = (int)(index - token * (ITEMS * (HEADS + 1)));
+  const int head = rest / ITEMS;
+  ElementRow<ELEMENT> target;
+  if (head < HEADS) {
+    target.left = at(ql_nope, token * ql_nope_token_stride + head * ql_nope_head_stride);
+    target.right = at(q_pe, token * q_pe_token_stride + head * q_pe_head_stride);
+    target.to = at(q_out, token * q_out_token_stride + head * q_out_head_stride);
+  } else {
+    const PagedRows paged = {reinterpret_cast<char*>(cache), page_stride, row_stride, block_size,
+                             capacity};
+    target.left = at(kv_c, token * kv_c_stride);
+    target.right = at(k_pe, token * k_pe_stride);
+    target.to = reinterpret_cast<ELEMENT*>(row_of(paged, slot_mapping[token]));
+    if (target.to == nullptr) return;
+  }
+  target.width = LATENT;
+  const RopeTable table = {cos_sin, table_stride, table_rows};
+  target.write(rest - head * ITEMS, table, cos_sin == nullptr ? 0 : positions[token], PAIRS);
+}

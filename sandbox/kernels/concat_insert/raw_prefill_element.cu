@@ -1,0 +1,51 @@
+// One thread an element or a pair of any of a token's 2 * HEADS + 1 output rows.
+#include "element_row.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    prefill_element(const ELEMENT* q, long long q_token_stride, long long q_head_stride,
+                    const ELEMENT* k_nope, long long k_nope_token_stride,
+                    long long k_nope_head_stride, const ELEMENT* k_pe, long long k_pe_stride,
+                    const ELEMENT* kv_c, long long kv_c_stride, ELEMENT* cache,
+                    long long page_stride, long long row_stride, int block_size,
+                    long long capacity, const long long* slot_mapping, const long long* positions,
+                    const float* cos_sin, long long table_stride, long long table_rows,
+                    ELEMENT* q_out, long long q_out_token_stride, long long q_out_head_stride,
+                    ELEMENT* k_out, long long k_out_token_stride, long long k_out_head_stride,
+                    long long tokens) {
+  constexpr int PAIRS = ROPE / 2;
+  constexpr int HEAD_ITEMS = NOPE + PAIRS;
+  constexpr int ITEMS = 2 * HEADS * HEAD_ITEMS + LATENT + PAIRS;
+  const long long index = blockIdx.x * (long long)THREADS + threadIdx.x;
+  const long long token = index / ITEMS;
+  if (token >= tokens) return;
+  int item = (int)(index - token * ITEMS);
+  const int row = item / HEAD_ITEMS;
+  const ELEMENT* rope_key = at(k_pe, token * k_pe_stride);
+  ElementRow<ELEMENT> target;
+  if (row < 2 * HEADS) {
+    const int head = row >> 1;
+    item -= row * HEAD_ITEMS;
+    if (row & 1) {
+      target.left = at(k_nope, token * k_nope_token_stride + head * k_nope_head_stride);
+      target.right = rope_key;
+      target.to = at(k_out, token * k_out_token_stride + head * k_out_head_stride);
+    } else {
+      if (q == q_out && (item < NOPE || cos_sin == nullptr)) return;
+      target.left = at(q, token * q_token_stride + head * q_head_stride);
+      target.right = target.left + NOPE;
+      target.to = at(q_out, token * q_out_token_stride + head * q_out_head_stride);
+    }
+    target.width = NOPE;
+  } else {
+    const PagedRows paged = {reinterpret_cast<char*>(cache), page_stride, row_stride, block_size,
+                             capacity};
+    target.left = at(kv_c, token * kv_c_stride);
+    target.right = rope_key;
+    target.to = reinterpret_cast<ELEMENT*>(row_of(paged, slot_mapping[token]));
+    target.width = LATENT;
+    if (target.to == nullptr) return;
+    item -= 2 * HEADS * HEAD_ITEMS;
+  }
+  const RopeTable table = {cos_sin, table_stride, table_rows};
+  target.write(item, table, cos_sin == nullptr ? 0 : positions[token], PAIRS);
+}
