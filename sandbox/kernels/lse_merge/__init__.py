@@ -1,0 +1,212 @@
+"""Partial attention states to one: two of them, or any number stacked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sandbox import arrays
+from sandbox.kernels import require
+from sandbox.kernels.lse_merge import cases, cases_k, reference
+from sandbox.kernels.lse_merge.conventions import LAYOUTS, NATURAL, lse_shape
+from sandbox.kernels.op import Output, operation
+
+STATE_DTYPES = tuple(arrays.DTYPES[name] for name in ("float32", "float16", "bfloat16"))
+
+
+def _check_conventions(return_lse: Any, out_lse: Any, lse_base: Any, lse_layout: Any) -> None:
+    if not isinstance(return_lse, bool | np.bool_):
+        raise TypeError(f"return_lse is {type(return_lse).__name__}, expected a bool")
+    if out_lse is not None and not return_lse:
+        raise ValueError("out_lse is given, but return_lse is False")
+    require.one_of(lse_base, "lse_base", NATURAL)
+    require.one_of(lse_layout, "lse_layout", LAYOUTS)
+
+
+def _check_state(value: Any, name: str, *axes: str) -> None:
+    require.array(value, name, *axes)
+    require.dtype(value, name, *STATE_DTYPES)
+    require.strided_rows(value, name)
+    if value.shape[-1] == 0:
+        raise ValueError(f"{name} has shape {tuple(value.shape)}: V must be positive")
+
+
+def _check_lse(value: Any, name: str, shape: tuple[int, ...], layout: str) -> None:
+    require.array(value, name, *["states"][: len(shape) - 2], *LAYOUTS[layout])
+    require.dtype(value, name, np.float32)
+    require.whole_strides(value, name)
+    if tuple(value.shape) != shape:
+        raise ValueError(
+            f"{name} has shape {tuple(value.shape)}, expected {shape} for lse_layout {layout!r}"
+        )
+
+
+def _check_outputs(
+    outputs: dict[str, Any], lse_layout: str, inputs: dict[str, Any], in_place: bool
+) -> None:
+    """Rank and strides of the outputs that the caller gave, and whose memory they are."""
+    axes = {"out": ("tokens", "heads", "V"), "out_lse": LAYOUTS[lse_layout]}
+    given = {name: value for name, value in outputs.items() if value is not None}
+    for name, value in given.items():
+        require.array(value, name, *axes[name])
+        require.whole_strides(value, name)
+        for other_name, other in inputs.items():
+            itself = in_place and other_name.endswith("_lse") == name.endswith("_lse")
+            require.apart(value, name, other, other_name, or_same=itself)
+    if len(given) == 2:
+        require.apart(outputs["out"], "out", outputs["out_lse"], "out_lse")
+
+
+def _outputs(
+    shape: tuple[int, ...], dtype: np.dtype, return_lse: bool, layout: str
+) -> dict[str, Output]:
+    out = {"out": Output(shape, dtype)}
+    if return_lse:
+        lse = Output(lse_shape(shape, layout), np.dtype(np.float32), any_strides=True)
+        out["out_lse"] = lse
+    return out
+
+
+@operation(
+    reference=reference.lse_merge,
+    make_inputs=cases.make_inputs,
+    cases=cases.cases,
+    workload_case=cases.workload_case,
+    cost=cases.cost,
+    tolerance=cases.tolerance,
+    returns=("out", "out_lse"),
+    main_argument="prefix",
+)
+def lse_merge(
+    prefix: Any,
+    prefix_lse: Any,
+    suffix: Any,
+    suffix_lse: Any,
+    *,
+    out: Any = None,
+    out_lse: Any = None,
+    return_lse: bool = True,
+    lse_base: str = "e",
+    lse_layout: str = "NT",
+) -> dict[str, Any]:
+    """Merge the attention of the same queries over two disjoint sets of keys.
+
+    Per token and head, with `w = base ** lse` of each state, `out` is the mean of `prefix` and
+    `suffix` weighted by `w`, and `out_lse = log(w_prefix + w_suffix)` in the same base; float32
+    inside, each result rounded once.
+
+    An LSE of -inf or +inf says that its state is empty (no key): the other state comes back bit
+    for bit (a NaN stays a NaN), whatever the empty one holds. Two empty states give exactly 0 and
+    -inf. A NaN LSE is never taken for empty: `out` and `out_lse` of that row are NaN.
+
+    Args:
+        prefix, suffix: `[T, N, V]`, float32, float16 or bfloat16, both alike; tokens and heads
+            may be strided, each its own way, the last axis is contiguous.
+        prefix_lse, suffix_lse: float32, `[N, T]` or `[T, N]` by `lse_layout`, any strides.
+        out: like `prefix`, strides of its own; may be `prefix` or `suffix` itself. None allocates.
+        out_lse: like `prefix_lse`, any strides; may be `prefix_lse` or `suffix_lse` itself.
+        return_lse: False neither computes nor returns `out_lse`.
+        lse_base: `"e"` or `"2"`, of every LSE in and out.
+        lse_layout: `"NT"` or `"TN"`, of every LSE in and out.
+
+    Returns:
+        `(out, out_lse)`, or `out` alone with `return_lse=False`.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind, dtype, rank or shape, or an output
+            shares memory with an array that it is not; nothing has been launched.
+    """
+    _check_conventions(return_lse, out_lse, lse_base, lse_layout)
+    _check_state(prefix, "prefix", "tokens", "heads", "V")
+    _check_state(suffix, "suffix", "tokens", "heads", "V")
+    require.same_dtype(suffix, "suffix", prefix, "prefix")
+    shape = tuple(prefix.shape)
+    if tuple(suffix.shape) != shape:
+        raise ValueError(f"suffix has shape {tuple(suffix.shape)}, expected {shape} as prefix")
+    _check_lse(prefix_lse, "prefix_lse", lse_shape(shape, lse_layout), lse_layout)
+    _check_lse(suffix_lse, "suffix_lse", lse_shape(shape, lse_layout), lse_layout)
+    inputs = {
+        "prefix": prefix,
+        "prefix_lse": prefix_lse,
+        "suffix": suffix,
+        "suffix_lse": suffix_lse,
+    }
+    _check_outputs({"out": out, "out_lse": out_lse}, lse_layout, inputs, in_place=True)
+    return _outputs(shape, prefix.dtype, return_lse, lse_layout)
+
+
+@operation(
+    reference=reference.lse_merge_k,
+    make_inputs=cases_k.make_inputs,
+    cases=cases_k.cases,
+    workload_case=cases_k.workload_case,
+    cost=cases_k.cost,
+    tolerance=cases_k.tolerance,
+    returns=("out", "out_lse"),
+    main_argument="partials",
+)
+def lse_merge_k(
+    partials: Any,
+    lses: Any,
+    *,
+    out: Any = None,
+    out_lse: Any = None,
+    out_dtype: Any = None,
+    return_lse: bool = True,
+    lse_base: str = "e",
+    lse_layout: str = "NT",
+) -> dict[str, Any]:
+    """Merge the attention of the same queries over `K` disjoint sets of keys, such as KV splits.
+
+    One softmax over the `K` LSEs of a token and head weighs its `K` partials; float32 inside, each
+    result rounded once, so that nothing depends on an order of pairwise merges.
+
+    An LSE of -inf or +inf says that its state is empty: whatever it holds counts for nothing. A
+    single state that is not empty comes back bit for bit (a NaN stays a NaN), rounded if `out` is
+    narrower. No state at all gives exactly 0 and -inf. A NaN LSE makes `out` and `out_lse` of its
+    row NaN.
+
+    Args:
+        partials: `[K, T, N, V]`, float32, float16 or bfloat16; all axes but the last may be
+            strided. Any `K >= 1`.
+        lses: float32, `[K, N, T]` or `[K, T, N]` by `lse_layout`, any strides.
+        out: `[T, N, V]`, tokens and heads may be strided; shares no memory with the inputs. None
+            allocates.
+        out_lse: float32, `[N, T]` or `[T, N]`, any strides; shares no memory with the inputs.
+        out_dtype: float32, float16 or bfloat16 (a NumPy dtype or its name); None is `out`'s, or
+            else that of `partials`.
+        return_lse: False neither computes nor returns `out_lse`.
+        lse_base: `"e"` or `"2"`, of every LSE in and out.
+        lse_layout: `"NT"` or `"TN"`, of every LSE in and out.
+
+    Returns:
+        `(out, out_lse)`, or `out` alone with `return_lse=False`.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind, dtype, rank or shape, or an output
+            shares memory with another array; nothing has been launched.
+    """
+    _check_conventions(return_lse, out_lse, lse_base, lse_layout)
+    _check_state(partials, "partials", "states", "tokens", "heads", "V")
+    if partials.shape[0] == 0:
+        raise ValueError(f"partials has shape {tuple(partials.shape)}: K must be at least 1")
+    shape = tuple(partials.shape[1:])
+    _check_lse(lses, "lses", (partials.shape[0], *lse_shape(shape, lse_layout)), lse_layout)
+    inputs = {"partials": partials, "lses": lses}
+    _check_outputs({"out": out, "out_lse": out_lse}, lse_layout, inputs, in_place=False)
+    dtype = _out_dtype(out_dtype, out, partials)
+    return _outputs(shape, dtype, return_lse, lse_layout)
+
+
+def _out_dtype(asked: Any, out: Any, partials: Any) -> np.dtype:
+    if asked is None:
+        if out is None:
+            return partials.dtype
+        require.dtype(out, "out", *STATE_DTYPES)
+        return out.dtype
+    for dtype in STATE_DTYPES:
+        if asked == dtype.name or asked == dtype:
+            return dtype
+    names = ", ".join(dtype.name for dtype in STATE_DTYPES)
+    raise TypeError(f"out_dtype is {asked!r}, expected one of {names}")

@@ -1,0 +1,86 @@
+"""What the variants of both merges pass to their kernels."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from sandbox import arrays
+from sandbox.kernels.lse_merge.conventions import NATURAL
+
+VECTOR_BYTES = 16
+
+
+def base_factors(arguments: Mapping[str, Any]) -> tuple[float, float]:
+    """Factors from the LSEs' base to natural logarithms and back."""
+    natural = NATURAL[arguments["lse_base"]]
+    return natural, 1.0 / natural
+
+
+def merge_arrays(arguments: Mapping[str, Any]) -> list[Any]:
+    """The arrays of lse_merge in the order that its kernels declare."""
+    names = ("prefix", "prefix_lse", "suffix", "suffix_lse", "out", "out_lse")
+    return [arguments[name] for name in names]
+
+
+def merge_strides(arguments: Mapping[str, Any]) -> bytes:
+    """`MergeStrides` of `merge.cuh`."""
+    strides: list[int] = []
+    for name in ("prefix", "suffix", "out"):
+        strides += _state_strides(arguments[name])
+        strides += _lse_strides(arguments[f"{name}_lse"], arguments["lse_layout"])
+    return struct.pack("12q", *strides)
+
+
+def merge_k_arrays(arguments: Mapping[str, Any]) -> list[Any]:
+    """The arrays of lse_merge_k in the order that its kernels declare."""
+    return [arguments[name] for name in ("partials", "lses", "out", "out_lse")]
+
+
+def merge_k_strides(arguments: Mapping[str, Any]) -> bytes:
+    """`MergeKStrides` of `merge_k.cuh`."""
+    layout = arguments["lse_layout"]
+    strides: list[int] = []
+    for state, lse in (("partials", "lses"), ("out", "out_lse")):
+        strides += _state_strides(arguments[state])
+        strides += _lse_strides(arguments[lse], layout)
+    for name in ("partials", "lses"):
+        strides.append(arguments[name].strides[0] // arguments[name].dtype.itemsize)
+    return struct.pack("10q", *strides)
+
+
+def _state_strides(state: Any) -> tuple[int, int]:
+    """Elements between tokens and between heads."""
+    token, head = state.strides[-3:-1]
+    return token // state.dtype.itemsize, head // state.dtype.itemsize
+
+
+def _lse_strides(lse: Any, layout: str) -> tuple[int, int]:
+    if lse is None:
+        return 0, 0
+    first, second = (stride // lse.dtype.itemsize for stride in lse.strides[-2:])
+    return (second, first) if layout == "NT" else (first, second)
+
+
+def vector_elements(*rows: Any, limit: int = VECTOR_BYTES) -> int:
+    """Elements of the widest access, `limit` bytes at most, that every row of the arrays allows."""
+    count = limit // max(array.dtype.itemsize for array in rows)
+    while count > 1 and not all(_allows(array, count) for array in rows):
+        count //= 2
+    return count
+
+
+def lanes_for(vectors: int) -> int:
+    """Lanes that share a row of so many vectors, as `merge.cuh` has it."""
+    return min(32, 1 << (vectors - 1).bit_length())
+
+
+def _allows(array: Any, count: int) -> bool:
+    width = count * array.dtype.itemsize
+    steps = (s for n, s in zip(array.shape[:-1], array.strides) if n > 1)
+    return (
+        array.shape[-1] % count == 0
+        and arrays.address(array) % width == 0
+        and all(step % width == 0 for step in steps)
+    )

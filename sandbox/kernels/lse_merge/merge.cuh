@@ -1,0 +1,79 @@
+// Two partial attention states of one (token, head) row: where they stand, how they weigh.
+#pragma once
+#include "scalar.cuh"
+
+// In elements.
+struct RowStrides {
+  long long token, head;
+  __device__ __forceinline__ long long at(long long t, int h) const {
+    return t * token + h * head;
+  }
+};
+
+struct MergeStrides {
+  RowStrides prefix, prefix_lse, suffix, suffix_lse, out, out_lse;
+};
+
+#define NO_LSE __int_as_float(0xff800000)  // -inf
+
+enum Source { BOTH, PREFIX, SUFFIX, NEITHER };
+
+// What a merged row is made of; an empty side is never multiplied, since it may hold NaN.
+struct __align__(16) MergeWeights {
+  float prefix, suffix, lse;
+  Source source;
+};
+
+// `to_natural` turns an LSE into a natural logarithm, `from_natural` does the reverse.
+__device__ __forceinline__ MergeWeights weigh(float prefix_lse, float suffix_lse, float to_natural,
+                                              float from_natural) {
+  const float less = expf(-fabsf(prefix_lse - suffix_lse) * to_natural);  // the other has weight 1
+  const float total = 1.0f + less;
+  const float major = __fdividef(1.0f, total), minor = less * major;  // total is in 1 to 2
+  const bool prefix_leads = prefix_lse >= suffix_lse;
+  MergeWeights weights;
+  weights.prefix = prefix_leads ? major : minor;
+  weights.suffix = prefix_leads ? minor : major;
+  weights.lse = fmaxf(prefix_lse, suffix_lse) + logf(total) * from_natural;
+  weights.source = BOTH;
+  const bool no_prefix = isinf(prefix_lse), no_suffix = isinf(suffix_lse);
+  if (no_prefix && no_suffix) {
+    weights.lse = NO_LSE;
+    weights.source = NEITHER;
+  } else if (no_prefix && !isnan(suffix_lse)) {
+    weights.lse = suffix_lse;
+    weights.source = SUFFIX;
+  } else if (no_suffix && !isnan(prefix_lse)) {
+    weights.lse = prefix_lse;
+    weights.source = PREFIX;
+  }
+  return weights;
+}
+
+template <class Element, int BYTES>
+__device__ __forceinline__ Vector<BYTES> merged(const MergeWeights& weights,
+                                                const Vector<BYTES>& prefix,
+                                                const Vector<BYTES>& suffix) {
+  if (weights.source == PREFIX) return prefix;
+  if (weights.source == SUFFIX) return suffix;
+  if (weights.source == NEITHER) return Vector<BYTES>{};
+  constexpr int COUNT = BYTES / sizeof(Element);
+  float left[COUNT], right[COUNT];
+  unpack<Element, BYTES>(prefix, left);
+  unpack<Element, BYTES>(suffix, right);
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) left[i] = weights.prefix * left[i] + weights.suffix * right[i];
+  return pack<Element, BYTES>(left);
+}
+
+// Lanes that share a row of so many vectors: a power of two, so that no row lies in two warps.
+constexpr int lanes_for(int vectors) {
+  int lanes = 1;
+  while (lanes < vectors && lanes < 32) lanes *= 2;
+  return lanes;
+}
+
+// Load of what passes through once, not by the read-only path: the output may be the very row read.
+template <int BYTES> __device__ __forceinline__ Vector<BYTES> stream_in(const void* address) {
+  return __ldcs(static_cast<const Vector<BYTES>*>(address));
+}

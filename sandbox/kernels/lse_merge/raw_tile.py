@@ -1,0 +1,49 @@
+from pathlib import Path
+from typing import Any
+
+from sandbox.kernels.cuda import CudaKernel
+from sandbox.kernels.lse_merge import lse_merge
+from sandbox.kernels.lse_merge.launch import (
+    base_factors,
+    merge_arrays,
+    merge_strides,
+    vector_elements,
+)
+
+KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "lse_merge_tile")
+THREADS = 256
+IN_FLIGHT = 2
+LSE_SECTOR = 8
+"""Tokens whose LSEs share one 32-byte sector in the layout NT."""
+
+
+@lse_merge.variant("raw_tile", kind="cuda", preference=20)
+def raw_tile(**arguments: Any) -> None:
+    """A block a tile of rows, each row weighed once into shared memory under way of its loads."""
+    prefix = arguments["prefix"]
+    tokens, heads, head_dim = prefix.shape
+    if not tokens * heads:
+        return
+    elements = vector_elements(prefix, arguments["suffix"], arguments["out"])
+    rows = max(1, THREADS * IN_FLIGHT * elements // head_dim)
+    along_tokens = arguments["lse_layout"] == "NT" and tokens >= LSE_SECTOR <= rows
+    tile_tokens = LSE_SECTOR if along_tokens else 1
+    tile_heads = min(rows // tile_tokens, heads)
+    KERNEL(
+        -(-tokens // tile_tokens) * -(-heads // tile_heads),
+        THREADS,
+        *merge_arrays(arguments),
+        merge_strides(arguments),
+        tokens,
+        *base_factors(arguments),
+        macros={
+            "ELEMENT": prefix.dtype,
+            "HEADS": heads,
+            "HEAD_DIM": head_dim,
+            "TILE_TOKENS": tile_tokens,
+            "TILE_HEADS": tile_heads,
+            "VECTOR": elements * prefix.dtype.itemsize,
+            "THREADS": THREADS,
+            "IN_FLIGHT": IN_FLIGHT,
+        },
+    )

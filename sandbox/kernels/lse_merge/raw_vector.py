@@ -1,0 +1,45 @@
+from pathlib import Path
+from typing import Any
+
+from sandbox.kernels.cuda import CudaKernel
+from sandbox.kernels.lse_merge import lse_merge
+from sandbox.kernels.lse_merge.launch import (
+    base_factors,
+    lanes_for,
+    merge_arrays,
+    merge_strides,
+    vector_elements,
+)
+
+KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "lse_merge_vector")
+THREADS = 128
+BLOCKS_PER_SM = 16
+MAX_IN_FLIGHT = 4
+
+
+@lse_merge.variant("raw_vector", kind="cuda", preference=30)
+def raw_vector(**arguments: Any) -> None:
+    """Part of a warp a row in 16-byte vectors, loaded before the weights are known."""
+    prefix = arguments["prefix"]
+    tokens, heads, head_dim = prefix.shape
+    if not tokens * heads:
+        return
+    elements = vector_elements(prefix, arguments["suffix"], arguments["out"])
+    lanes = lanes_for(head_dim // elements)
+    KERNEL(
+        -(-tokens * heads * lanes // THREADS),
+        THREADS,
+        *merge_arrays(arguments),
+        merge_strides(arguments),
+        tokens * heads,
+        *base_factors(arguments),
+        macros={
+            "ELEMENT": prefix.dtype,
+            "HEADS": heads,
+            "HEAD_DIM": head_dim,
+            "VECTOR": elements * prefix.dtype.itemsize,
+            "THREADS": THREADS,
+            "BLOCKS_PER_SM": BLOCKS_PER_SM,
+            "MAX_IN_FLIGHT": MAX_IN_FLIGHT,
+        },
+    )
