@@ -234,7 +234,7 @@ def _runtime() -> ctypes.CDLL:
 @cache
 def _runtime_path() -> Path:
     sources = sorted(_HOST.glob("runtime/*.cpp"))
-    flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread"]
+    flags = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread"]
 
     def build(path: Path) -> None:
         _compile([*flags, *map(str, sources), "-o", str(path)], _HOST, {})

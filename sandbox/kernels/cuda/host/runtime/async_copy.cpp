@@ -6,13 +6,16 @@
 
 extern "C" {
 
-void sandbox_async_copy(void* shared, const void* global, int bytes, int source_bytes) {
+void sandbox_async_copy(void* shared, const void* global, int bytes, int source_bytes,
+                        SandboxSite site) {
     Worker& self = *worker;
     if (uintptr_t(shared) % bytes || uintptr_t(global) % bytes)
-        self.fault(format("cp.async of %d bytes between addresses that are no multiples of %d", bytes, bytes));
+        self.fault(describe(site) +
+                   format(": an address is no multiple of the %d bytes to copy", bytes));
     if (source_bytes < 0 || source_bytes > bytes)
-        self.fault(format("cp.async of %d bytes takes %d from the source", bytes, source_bytes));
-    if (self.checker) self.checker->async_copy(shared, global, bytes, source_bytes, __builtin_return_address(0));
+        self.fault(describe(site) + format(": %d of %d bytes from the source", source_bytes, bytes));
+    if (self.checker)
+        self.checker->async_copy(shared, global, bytes, source_bytes, __builtin_return_address(0));
     Thread& thread = self.current();
     thread.copies.push_back({static_cast<char*>(shared), static_cast<const char*>(global), bytes,
                              source_bytes, thread.committed});

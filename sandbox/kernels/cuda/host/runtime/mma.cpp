@@ -52,14 +52,15 @@ void multiply(Thread* lanes, unsigned) {
                 b[k][group] = element(f.type, f.b[word], half);
             }
     }
+    double product[16][8] = {};
+    for (int row = 0; row < 16; ++row)
+        for (int k = 0; k < first.k; ++k)
+            for (int column = 0; column < 8; ++column)
+                product[row][column] += double(a[row][k]) * b[k][column];
     for (int lane = 0; lane < 32; ++lane) {
         const Mma& f = *static_cast<Mma*>(lanes[lane].frame);
-        for (int i = 0; i < 4; ++i) {
-            const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-            double sum = f.c[i];
-            for (int k = 0; k < f.k; ++k) sum += double(a[row][k]) * b[k][column];
-            f.d[i] = float(sum);
-        }
+        for (int i = 0; i < 4; ++i)
+            f.d[i] = float(f.c[i] + product[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
     }
 }
 

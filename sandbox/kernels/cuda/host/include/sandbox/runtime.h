@@ -53,7 +53,8 @@ void sandbox_mma(SandboxOperand type, int k, float* d, const unsigned* a, const 
                  const float* c, SandboxSite site);
 void sandbox_ldmatrix(unsigned* registers, int matrices, int transposed, const void* row,
                       SandboxSite site);
-void sandbox_async_copy(void* shared, const void* global, int bytes, int source_bytes);
+void sandbox_async_copy(void* shared, const void* global, int bytes, int source_bytes,
+                        SandboxSite site);
 void sandbox_async_commit();
 void sandbox_async_wait(int groups_left);
 
