@@ -15,7 +15,7 @@ if not __package__:
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from experiments import plots, report, tables
+from experiments import report, tables
 from experiments.cli import console, run_as_script, stop
 from experiments.fingerprint import command_line, fingerprint
 from experiments.plan import (
@@ -236,6 +236,8 @@ def gemm_ceiling(sessions: Sequence[Session]) -> float | str | None:
 
 def write_results(run: Run, gemm: float | str | None) -> None:
     """Fingerprint, tables, plots and the report, beside the rows."""
+    from experiments import plots  # matplotlib takes a second to import
+
     found = {**fingerprint(command_line()), "bf16_gemm_tflop_per_s": gemm}
     run.write_json("fingerprint.json", found)
     ops = dict.fromkeys(row.op for row in run.rows)

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+START_S = 120.0
+"""A worker that has not started after so long counts as hung."""
 
 
 class WorkerDied(Exception):
@@ -72,7 +74,7 @@ class WorkerProcess:
         try:
             if self._process is None:
                 self._start()
-            return self._exchange((task, arguments), on_stage)
+            return self._exchange((task, arguments), on_stage, self._timeout_s)
         except WorkerDied:
             if self._stopped:
                 raise WorkerStopped from None
@@ -105,9 +107,9 @@ class WorkerProcess:
             env=self._environment,
         )
         self._buffer = b""
-        self._exchange(self._files, lambda stage: None)
+        self._exchange(self._files, lambda stage: None, max(START_S, self._timeout_s))
 
-    def _exchange(self, message: Any, on_stage: Callable[[str], None]) -> Any:
+    def _exchange(self, message: Any, on_stage: Callable[[str], None], timeout_s: float) -> Any:
         stage = None
         try:
             pickle.dump(message, self._process.stdin)
@@ -115,7 +117,7 @@ class WorkerProcess:
         except BrokenPipeError:
             raise WorkerDied(self._obituary(), stage) from None
         while True:
-            answer = self._next(stage)
+            answer = self._next(stage, timeout_s)
             if "stage" in answer:
                 stage = answer["stage"]
                 on_stage(stage)
@@ -126,8 +128,8 @@ class WorkerProcess:
                 raise TaskFailed(answer["failed"], answer["variant"])
             return answer["done"]
 
-    def _next(self, stage: str | None) -> dict[str, Any]:
-        deadline = time.monotonic() + self._timeout_s
+    def _next(self, stage: str | None, timeout_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
         output = self._process.stdout
         with selectors.DefaultSelector() as selector:
             selector.register(output, selectors.EVENT_READ)
@@ -135,7 +137,7 @@ class WorkerProcess:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     self._process.kill()
                     self._forget()
-                    raise WorkerDied(f"gave no answer for {self._timeout_s:.0f} s", stage)
+                    raise WorkerDied(f"gave no answer for {timeout_s:.0f} s", stage)
                 chunk = os.read(output.fileno(), 1 << 16)
                 if not chunk:
                     raise WorkerDied(self._obituary(), stage)

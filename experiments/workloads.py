@@ -77,9 +77,9 @@ def _request(fields: object) -> Request:
 class Generator:
     """A seeded stream of conversations with the shape of a chat service's traffic.
 
-    Arrivals are Poisson; lengths are log-normal, cut at `longest`; a request continues an earlier
-    one, whose whole prompt is then its prefix, with probability `continues`; all prompts share
-    their first block (the system prompt).
+    Arrivals are Poisson; lengths are log-normal, cut at `input_longest` and `output_longest`; a
+    request continues an earlier one, whose whole prompt is then its prefix, with probability
+    `continues`; all prompts share their first block (the system prompt).
     """
 
     requests: int = 400
@@ -88,7 +88,8 @@ class Generator:
     input_sigma: float = 1.2
     output_median: float = 300.0
     output_sigma: float = 1.0
-    longest: int = 131072
+    input_longest: int = 131072
+    output_longest: int = 2000
     continues: float = 0.4
 
     def __call__(self, seed: int) -> list[Request]:
@@ -98,21 +99,22 @@ class Generator:
         clock, fresh = 0.0, 1
         for _ in range(self.requests):
             clock += rng.exponential(1000.0 / self.arrivals_per_second)
-            new = self._length(rng, self.input_median, self.input_sigma)
+            length = _log_normal(rng, self.input_median, self.input_sigma, self.input_longest)
             prefix: tuple[int, ...] = (0,)
             if made and rng.random() < self.continues:
                 earlier = made[int(rng.integers(len(made)))]
                 prefix = earlier.hash_ids
-                new = min(self.longest, earlier.input_length + max(1, new // 4))
-            blocks = -(-new // PREFIX_BLOCK)
+                length = min(self.input_longest, earlier.input_length + max(1, length // 4))
+            blocks = -(-length // PREFIX_BLOCK)
             ids = prefix[:blocks] + tuple(range(fresh, fresh + max(0, blocks - len(prefix))))
             fresh += blocks
-            output = self._length(rng, self.output_median, self.output_sigma)
-            made.append(Request(round(clock, 3), new, output, ids))
+            output = _log_normal(rng, self.output_median, self.output_sigma, self.output_longest)
+            made.append(Request(round(clock, 3), length, output, ids))
         return made
 
-    def _length(self, rng: np.random.Generator, median: float, sigma: float) -> int:
-        return int(min(self.longest, max(1, rng.lognormal(math.log(median), sigma))))
+
+def _log_normal(rng: np.random.Generator, median: float, sigma: float, longest: int) -> int:
+    return int(min(longest, max(1, rng.lognormal(math.log(median), sigma))))
 
 
 def split_prefixes(requests: Sequence[Request]) -> list[tuple[int, int]]:
@@ -200,10 +202,11 @@ def pick(steps: Sequence[Step], count: int) -> list[int]:
     """Indices of `count` representative steps, in order.
 
     Every fourth is a step that only generates, the others have prompt chunks; each kind is spread
-    evenly over the whole run. Where there are too few of a kind, the other fills up.
+    evenly over the run up to the last prompt. Where there are too few of a kind, the other fills
+    up.
     """
     prompts = [index for index, step in enumerate(steps) if step.prefills]
-    decode_only = [index for index, step in enumerate(steps) if not step.prefills]
+    decode_only = sorted(set(range(prompts[-1] if prompts else 0)) - set(prompts))
     decodes = min(len(decode_only), max(count // 4, count - len(prompts)))
     return sorted(_spread(prompts, count - decodes) + _spread(decode_only, decodes))
 
