@@ -19,6 +19,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -41,6 +42,7 @@ MAX_SHARED_BYTES = 227 * 1024
 MAX_GRID = (2**31 - 1, 65535, 65535)
 
 _HOST = Path(__file__).with_name("host")
+_PRELUDE = "sandbox_host.h"
 _PLAIN = ("-O2",)
 _CHECKED = (
     "-O1",
@@ -207,6 +209,10 @@ def compiler() -> Path:
     raise MissingDependency(f"no C++ compiler{also}: install g++ or clang++, or set CXX")
 
 
+def _stamp(path: Path) -> tuple[Path, int]:
+    return path, path.stat().st_mtime_ns
+
+
 @cache
 def _compiler_identity(path: Path, changed: int) -> str:
     return subprocess.run([path, "--version"], capture_output=True, text=True).stdout
@@ -214,12 +220,12 @@ def _compiler_identity(path: Path, changed: int) -> str:
 
 def _tools() -> str:
     """What, beside the source and the flags, decides a build's result."""
-    path = compiler()
     own = hashlib.sha256()
     for file in sorted(_HOST.rglob("*.h")) + sorted(_HOST.rglob("*.cpp")):
         own.update(file.read_bytes())
     headers = cuda_include_dirs()
-    identity = _compiler_identity(path, path.stat().st_mtime_ns)
+    path, changed = _stamp(compiler())
+    identity = _compiler_identity(path, changed)
     return f"{path} {identity} {own.hexdigest()} {headers} {cuda_header_version(headers)}"
 
 
@@ -233,11 +239,13 @@ def _runtime() -> ctypes.CDLL:
 
 @cache
 def _runtime_path() -> Path:
-    sources = sorted(_HOST.glob("runtime/*.cpp"))
-    flags = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread"]
+    names = sorted(path.name for path in _HOST.glob("runtime/*.cpp"))
+    text = "".join(f'#include "{name}"\n' for name in names)
+    flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread"]
+    flags += ["-x", "c++", "-", f"-iquote{_HOST / 'runtime'}"]
 
     def build(path: Path) -> None:
-        _compile([*flags, *map(str, sources), "-o", str(path)], _HOST, {})
+        _compile([*flags, "-o", str(path)], _HOST, {}, text)
 
     return cached(f"host runtime {_tools()} {flags}", ".so", build)
 
@@ -246,29 +254,50 @@ def _build(source: KernelSource, macros: Mapping[str, str], checked: bool) -> Pa
     runtime = _runtime_path()
     flags = [*_ALWAYS, *(_CHECKED if checked else _PLAIN)]
     flags += ["-DSANDBOX_HOST=1", f"-DSANDBOX_CHECKED={int(checked)}"]
-    flags += [f"-I{_HOST / 'include'}", f"-I{include_dir()}", f"-iquote{source.path.parent}"]
-    flags += [word for folder in cuda_include_dirs() for word in ("-isystem", str(folder))]
+    own = [f"-I{_HOST / 'include'}", f"-I{include_dir()}", f"-iquote{source.path.parent}"]
+    theirs = [word for folder in cuda_include_dirs() for word in ("-isystem", str(folder))]
+    link = ["-shared", "-Wl,-z,defs", *(_CHECKED_LINK if checked else ())]
     text = _translation_unit(source, macros)
 
     def build(path: Path) -> None:
-        # Two steps, since a link with -fsanitize would bring the sanitizer's library.
-        unit, code = path.with_suffix(".cpp"), path.with_suffix(".o")
+        search = [*_precompiled_prelude([*flags, *own[:1], *theirs]), *own, *theirs]
+        code = path.with_suffix(".o")
         try:
-            unit.write_text(text)
-            _compile([*flags, "-c", str(unit), "-o", str(code)], source.path, macros)
-            link = ["-shared", "-Wl,-z,defs", str(code), str(runtime), "-o", str(path)]
-            _compile([*link, *(_CHECKED_LINK if checked else ())], source.path, macros)
+            # Two steps, since a link with -fsanitize would bring the sanitizer's library.
+            compiling = [*flags, *search, "-c", "-x", "c++", "-", "-o", str(code)]
+            _compile(compiling, source.path, macros, text)
+            _compile([*link, str(code), str(runtime), "-o", str(path)], source.path, macros)
         finally:
-            unit.unlink(missing_ok=True)
             code.unlink(missing_ok=True)
 
-    settings = sorted(macros.items())
-    key = f"host kernel {source.entry} {source.digest()} {settings} {flags} {runtime} {_tools()}"
+    settings = [sorted(macros.items()), flags, own, theirs, link]
+    key = f"host kernel {source.entry} {source.digest()} {settings} {runtime} {_tools()}"
     return cached(key, ".so", build)
 
 
-def _compile(arguments: list[str], path: Path, macros: Mapping[str, str]) -> None:
-    done = subprocess.run([compiler(), *arguments], capture_output=True, text=True)
+def _precompiled_prelude(flags: list[str]) -> list[str]:
+    """Where g++ finds the prelude parsed already, which takes most of the time of a build."""
+    if "clang" in _compiler_identity(*_stamp(compiler())):
+        return []
+    header = _HOST / "include" / _PRELUDE
+
+    def build(path: Path) -> None:
+        _compile([*flags, "-x", "c++-header", str(header), "-o", str(path)], header, {})
+
+    parsed = cached(f"host prelude {flags} {_tools()}", ".gch", build)
+    folder = parsed.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    link = folder / f"{_PRELUDE}.gch"
+    if not link.exists():
+        with suppress(FileExistsError):
+            link.symlink_to(parsed)
+    return [f"-I{folder}"]
+
+
+def _compile(
+    arguments: list[str], path: Path, macros: Mapping[str, str], text: str | None = None
+) -> None:
+    done = subprocess.run([compiler(), *arguments], input=text, capture_output=True, text=True)
     if done.returncode:
         raise CompileError(path, macros, "the host", done.stderr)
 
@@ -287,6 +316,6 @@ def _translation_unit(source: KernelSource, macros: Mapping[str, str]) -> str:
     )
     defines = "".join(f"#define {name} {value}\n" for name, value in macros.items())
     return (
-        f'#include "sandbox_host.h"\n{defines}#line 1 "{source.path}"\n{text}\n'
+        f'#include "{_PRELUDE}"\n{defines}#line 1 "{source.path}"\n{text}\n'
         f'#line 1 "entry"\nSANDBOX_KERNEL({source.entry})\n'
     )
