@@ -30,6 +30,21 @@ def table_vector(cos_sin: Any, vector: int, dtype: np.dtype) -> int:
     return min(4 * pairs, widest_vector(cos_sin[:, :half], cos_sin[:, half:]))
 
 
+def prefill_vector(arguments: dict[str, Any]) -> int:
+    """The widest access that all columns of a prefill allow, head parts apart."""
+    nope = arguments["k_nope"].shape[2]
+    wholes = [arguments[name] for name in ("q", "q_out", "k_out")]
+    halves = [array[..., part] for array in wholes for part in (slice(nope), slice(nope, None))]
+    rest = [arguments[name] for name in ("k_nope", "k_pe", "kv_c", "cache")]
+    return widest_vector(*halves, *rest)
+
+
+def decode_vector(arguments: dict[str, Any]) -> int:
+    """The widest access that all columns of a decode allow."""
+    names = ("ql_nope", "q_pe", "kv_c", "k_pe", "q_out", "cache")
+    return widest_vector(*(arguments[name] for name in names))
+
+
 def insert_arguments(kv_c: Any, k_pe: Any, cache: Any, slot_mapping: Any) -> tuple[Any, ...]:
     """kv_c, k_pe, the cache and the slots, each with its strides in bytes."""
     return (kv_c, kv_c.strides[0], k_pe, k_pe.strides[0], *_cache_arguments(cache), slot_mapping)
@@ -98,6 +113,10 @@ def _heads(array: Any) -> tuple[Any, int, int]:
 def _cache_arguments(cache: Any) -> tuple[Any, ...]:
     num_blocks, block_size, _ = cache.shape
     return cache, cache.strides[0], cache.strides[1], block_size, num_blocks * block_size
+
+
+def in_place(q: Any, q_out: Any) -> bool:
+    return arrays.address(q) == arrays.address(q_out)
 
 
 def warps(threads: int, most: int = 512) -> int:

@@ -4,9 +4,9 @@ from typing import Any
 from sandbox.kernels.concat_insert import concat_insert_decode
 from sandbox.kernels.concat_insert.launch import (
     decode_arguments,
+    decode_vector,
     table_vector,
     warps,
-    widest_vector,
 )
 from sandbox.kernels.cuda import CudaKernel
 
@@ -20,8 +20,7 @@ def raw_fused(**arguments: Any) -> None:
     """A block a few heads as one flat run of 16-byte vectors, and one a token for the cache row."""
     q_out, kv_c, k_pe = arguments["q_out"], arguments["kv_c"], arguments["k_pe"]
     tokens, heads = arguments["slot_mapping"].shape[0], q_out.shape[1]
-    inputs = [arguments[name] for name in ("ql_nope", "q_pe", "kv_c", "k_pe")]
-    vector = widest_vector(*inputs, q_out, arguments["cache"])
+    vector = decode_vector(arguments)
     row_bytes = q_out.shape[2] * kv_c.dtype.itemsize
     threads = warps(-(-HEADS_A_BLOCK * row_bytes // (vector * IN_FLIGHT)))
     macros = {

@@ -2,7 +2,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.kernels.concat_insert import concat_insert_prefill
-from sandbox.kernels.concat_insert.launch import prefill_arguments, table_vector, widest_vector
+from sandbox.kernels.concat_insert.launch import prefill_arguments, prefill_vector, table_vector
 from sandbox.kernels.cuda import CudaKernel
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "prefill_fused")
@@ -16,16 +16,14 @@ FEWEST_HEADS = 8
 @concat_insert_prefill.variant("raw_fused", kind="cuda", preference=30)
 def raw_fused(**arguments: Any) -> None:
     """A block a token: angles and key read once for all heads, up to eight 16-byte loads in flight."""
-    q, k_nope, kv_c, k_pe = (arguments[name] for name in ("q", "k_nope", "kv_c", "k_pe"))
+    k_nope, kv_c, k_pe = arguments["k_nope"], arguments["kv_c"], arguments["k_pe"]
     tokens, (heads, nope), rope = arguments["slot_mapping"].shape[0], k_nope.shape[1:], k_pe.shape[1]
-    cos_sin, q_out, k_out = (arguments[name] for name in ("cos_sin", "q_out", "k_out"))
-    parts = [(array[..., :nope], array[..., nope:]) for array in (q, q_out, k_out)]
-    vector = widest_vector(k_nope, kv_c, k_pe, arguments["cache"], *sum(parts, ()))
+    vector = prefill_vector(arguments)
     macros = {
         "THREADS": THREADS,
         "IN_FLIGHT": IN_FLIGHT,
         "VECTOR": vector,
-        "TABLE_VECTOR": table_vector(cos_sin, vector, kv_c.dtype),
+        "TABLE_VECTOR": table_vector(arguments["cos_sin"], vector, kv_c.dtype),
         "ELEMENT": kv_c.dtype,
         "HEADS": heads,
         "NOPE": nope,

@@ -1,13 +1,9 @@
 from typing import Any
 
 from sandbox.kernels.concat_insert import concat_insert_prefill
+from sandbox.kernels.concat_insert.launch import in_place
 from sandbox.kernels.concat_insert.raw_insert_vector import raw_vector
-from sandbox.kernels.concat_insert.unfused import (
-    copy_columns,
-    in_place,
-    rope_cached,
-    rope_columns,
-)
+from sandbox.kernels.concat_insert.unfused import copy_columns, rope_cached, rope_columns
 
 
 @concat_insert_prefill.variant("raw_unfused", kind="cuda", preference=20)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sandbox import arrays
 from sandbox.kernels.concat_insert.launch import table_arguments, table_vector, widest_vector
 from sandbox.kernels.cuda import CudaKernel
 
@@ -75,7 +74,3 @@ def _rope(
 
 def _heads(array: Any) -> tuple[Any, int, int]:
     return array, array.strides[0], array.strides[1] if array.shape[1] > 1 else 0
-
-
-def in_place(q: Any, q_out: Any) -> bool:
-    return arrays.address(q) == arrays.address(q_out)
