@@ -13,8 +13,10 @@ from sandbox.kernels import case as c
 from sandbox.kernels.case import Case, Workload
 from sandbox.kernels.op import Cost, Tolerance
 
-ODD = MLADims(3, 56, 43, 24, 2, 16)
-"""Rows of 45 elements, rotated columns from element 43 on: pairs of 16 bits, 2-byte aligned."""
+ODD = MLADims(3, 56, 43, 24, 6, 16)
+"""Rows of 49 elements, three pairs from element 43 on: 16-bit pairs are only 2-byte aligned."""
+MANY_HEADS = replace(ODD, num_heads=90)
+"""More heads than threads over pairs, and a number of pairs that does not divide the threads."""
 NO_ROPE_COLUMNS = MLADims(3, 56, 40, 24, 0, 16)
 NOT_ROTATED = replace(PRESETS["tiny"], rope=False)
 
@@ -138,6 +140,8 @@ def prefill_cases(purpose: str) -> Iterable[Case]:
     bf16 = c.dtypes("bfloat16")[0]
     for name, dims in (("tiny", PRESETS["tiny"]), ("not_rotated", NOT_ROTATED), ("odd", ODD)):
         yield Case(dims, name, bf16, MIXED, {"block_size": 4, "in_place": True, "skipped": True})
+    options = {"block_size": 16, "in_place": True}
+    yield Case(MANY_HEADS, "many_heads", bf16, MANY, options, "medium")
 
 
 def decode_cases(purpose: str) -> Iterable[Case]:

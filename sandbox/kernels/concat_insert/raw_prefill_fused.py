@@ -7,7 +7,7 @@ from sandbox.kernels.cuda import CudaKernel
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "prefill_fused")
 THREADS = 256
-IN_FLIGHT = 8
+IN_FLIGHT = 4
 ENOUGH_BLOCKS = 512
 """Fewer tokens than this are split by heads, so that all of a large GPU has work."""
 FEWEST_HEADS = 8
@@ -15,7 +15,7 @@ FEWEST_HEADS = 8
 
 @concat_insert_prefill.variant("raw_fused", kind="cuda", preference=30)
 def raw_fused(**arguments: Any) -> None:
-    """A block a token: angles and key read once for all heads, up to eight 16-byte loads in flight."""
+    """A block a token: angles and key read once for all heads, four 16-byte loads in flight a thread."""
     k_nope, kv_c, k_pe = arguments["k_nope"], arguments["kv_c"], arguments["k_pe"]
     tokens, (heads, nope), rope = arguments["slot_mapping"].shape[0], k_nope.shape[1:], k_pe.shape[1]
     vector = prefill_vector(arguments)
@@ -32,5 +32,5 @@ def raw_fused(**arguments: Any) -> None:
     }
     groups = max(1, min(ENOUGH_BLOCKS // max(1, tokens), heads // FEWEST_HEADS))
     heads_a_block = -(-heads // groups)
-    grid = (tokens, -(-heads // heads_a_block))
+    grid = (2 * tokens, -(-heads // heads_a_block))
     KERNEL(grid, THREADS, *prefill_arguments(**arguments), heads_a_block, macros=macros)
