@@ -32,6 +32,8 @@ from experiments.worker import import_variant_file
 from experiments.worker_process import TaskFailed, WorkerDied, WorkerProcess
 from experiments.workloads import TraceError
 
+FAILURES_SHOWN = 12
+
 
 def compare(
     ops: Annotated[
@@ -55,8 +57,13 @@ def compare(
         ),
     ] = None,
     batches: Annotated[
-        int, typer.Option(min=1, help="Batches to take from the trace or the generator.")
-    ] = 4,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Batches to take from the trace or the generator: by default 4, and 2 of the "
+            "generator's without a GPU.",
+        ),
+    ] = None,
     scale: Annotated[
         int | None,
         typer.Option(
@@ -141,10 +148,13 @@ def compare(
     run = Run(run_folder("compare", out))
     try:
         interrupted = run_sessions(sessions, run)
-        write_results(run, gemm_ceiling(sessions))
+        gemm = None if interrupted else gemm_ceiling(sessions)
+        write_results(run, gemm)
     finally:
         run.close()
     show(run.rows, run.folder)
+    if gemm is not None:
+        console.print(f"bf16 GEMM 8192 x 8192 x 8192: {gemm_text(gemm)}", highlight=False)
     if interrupted:
         raise typer.Exit(130)
     if any(row.failed for row in run.rows):
@@ -175,7 +185,7 @@ def plan_sessions(selection: Selection, timeout_s: float) -> list[Session]:
                         problems=problems,
                         reproduce=lambda *row, op=op.name: selection.command(op, *row),
                         variant_files=selection.variant_files,
-                        budget_s=0.2 if selection.quick else 1.0,
+                        budget_s=0.1 if selection.quick else 0.5,
                         timeout_s=timeout_s,
                     )
                 )
@@ -234,6 +244,10 @@ def gemm_ceiling(sessions: Sequence[Session]) -> float | str | None:
         worker.close()
 
 
+def gemm_text(gemm: float | str) -> str:
+    return gemm if isinstance(gemm, str) else f"{gemm:.0f} TFLOP/s"
+
+
 def write_results(run: Run, gemm: float | str | None) -> None:
     """Fingerprint, tables, plots and the report, beside the rows."""
     from experiments import plots  # matplotlib takes a second to import
@@ -263,8 +277,11 @@ def show(rows: Sequence[Row], folder: Path) -> None:
             if any(row.scaled for row in elsewhere):
                 note = "Batches are scaled down for the CPU, as their case names say: divN, lengths"
                 console.print(f"  {note} over N; 1inN, one request in N.", style="dim")
-    for line in tables.failures(rows):
+    failures = tables.failures(rows)
+    for line in failures[:FAILURES_SHOWN]:
         console.print(line, style="red", highlight=False, markup=False, soft_wrap=True)
+    if len(failures) > FAILURES_SHOWN:
+        console.print(f"and {len(failures) - FAILURES_SHOWN} more failures", style="red")
     failed = sum(row.failed for row in rows)
     passed = sum(row.status == "PASSED" for row in rows)
     verdict = f"[bold red]{failed} failed[/], " if failed else ""

@@ -1,6 +1,6 @@
 """Timing on a GPU: CUDA-graph replays over rotating arrays, interleaved, behind queued work.
 
-Only the calls of CuPy are here; the arithmetic is in `measure`.
+The arithmetic is in `measure`, what is queued beside the variants in `gpu_work`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import cupy as cp
 import numpy as np
 
 from experiments import measure
+from experiments.gpu_work import Filler, copy_bytes, elapsed_us, host_us, random_bytes
 from experiments.measure import VariantFailed
-from sandbox import arrays
 from sandbox.kernels import conformance
-from sandbox.kernels.case import Case, normal
+from sandbox.kernels.case import Case
 from sandbox.kernels.cuda import device_info
-from sandbox.kernels.op import Op, Output, Variant
+from sandbox.kernels.op import Op, Variant
 
 COPY = "copy"
 EAGER_CALLS, EAGER_BATCHES = 40, 5
@@ -45,55 +45,6 @@ class Contender:
     samples_us: list[float] = field(default_factory=list)
 
 
-class Filler:
-    """Work to queue in front of a start event, so that the host is ahead of the GPU by then.
-
-    It is a copy of `BYTES` between two buffers that no contender uses.
-    """
-
-    BYTES = 128 << 20
-
-    def __init__(self) -> None:
-        self._buffers = cp.full((2, self.BYTES), 0x5A, cp.uint8)
-        self._copy()
-        self.us = elapsed_us(lambda: [self._copy() for _ in range(10)]) / 10
-
-    def enqueue(self, least_us: float) -> None:
-        for _ in range(1 + int(least_us / self.us)):
-            self._copy()
-
-    def _copy(self) -> None:
-        copy_bytes(self._buffers[1], self._buffers[0])
-
-
-def copy_bytes(target: Any, source: Any) -> None:
-    """Queue a device-to-device copy on the current stream."""
-    cp.cuda.runtime.memcpyAsync(
-        target.data.ptr,
-        source.data.ptr,
-        source.nbytes,
-        cp.cuda.runtime.memcpyDeviceToDevice,
-        cp.cuda.get_current_stream().ptr,
-    )
-
-
-def elapsed_us(enqueue: Callable[[], Any]) -> float:
-    """GPU time of the queued work, between two events; waits for it."""
-    start, stop = cp.cuda.Event(), cp.cuda.Event()
-    start.record()
-    enqueue()
-    stop.record()
-    stop.synchronize()
-    return cp.cuda.get_elapsed_time(start, stop) * 1e3
-
-
-def host_us(call: Callable[[], Any]) -> float:
-    """Host time of a call that only queues work."""
-    start = time.perf_counter()
-    call()
-    return (time.perf_counter() - start) * 1e6
-
-
 @contextmanager
 def blamed(variant: str) -> Iterator[None]:
     """What goes wrong inside, the GPU's own faults included, is this variant's failure."""
@@ -105,7 +56,10 @@ def blamed(variant: str) -> Iterator[None]:
 
 
 class ArgumentSets:
-    """`sets` guarded copies of a call's arrays: inputs for all variants, outputs for each."""
+    """`sets` guarded copies of a call's arrays: inputs for all variants, outputs for each.
+
+    `in_place` says that an input is written, so that a second call finds other values.
+    """
 
     def __init__(self, op: Op, arguments: dict[str, Any], variants: list[str], sets: int) -> None:
         self._op = op
@@ -114,6 +68,7 @@ class ArgumentSets:
         arrays_of_call = {n: a for n, a in arguments.items() if hasattr(a, "strides")}
         self._own = {n: a for n, a in arrays_of_call.items() if id(a) in written}
         shared = {n: a for n, a in arrays_of_call.items() if id(a) not in written}
+        self.in_place = any(name not in op.written(arguments) for name in self._own)
         self._guarded: dict[str, list[dict[str, conformance.Guarded]]] = {v: [] for v in variants}
         for _ in range(sets):
             inputs = conformance.guard(shared)
@@ -203,10 +158,8 @@ def contender(variant: Variant, calls: Sequence[Callable[[], Any]]) -> Contender
         return eager(variant.name, calls, why)
 
 
-def copy_contender(bytes_moved: int, sets: int) -> Contender:
-    """Device-to-device copies that read and write `bytes_moved` in all, rotating as the rest."""
-    half = max(16, bytes_moved // 2)
-    noise = normal(cp, (half // 4 + 1,), np.dtype(np.float32), 0).view(cp.uint8)[:half]
+def copy_contender(noise: Any, sets: int) -> Contender:
+    """Device-to-device copies of the bytes of `noise`, rotating as the rest."""
     pairs = [(noise.copy(), cp.empty_like(noise)) for _ in range(sets)]
     calls = [lambda s=source, t=target: copy_bytes(t, s) for source, target in pairs]
     for call in calls:
@@ -220,7 +173,6 @@ def copy_contender(bytes_moved: int, sets: int) -> Contender:
 def replay_in_turn(contenders: dict[str, Contender], budget_s: float, stage: Stage) -> None:
     """Fill the contenders' samples, a replay of each in every round."""
     filler = Filler()
-    start, stop = cp.cuda.Event(), cp.cuda.Event()
     for each in contenders.values():
         stage(each.name)
         with blamed(each.name):
@@ -233,12 +185,7 @@ def replay_in_turn(contenders: dict[str, Contender], budget_s: float, stage: Sta
             each = contenders[name]
             with blamed(name):
                 filler.enqueue(50.0 + 2 * each.host_us)
-                start.record()
-                each.enqueue()
-                stop.record()
-                stop.synchronize()
-                us = cp.cuda.get_elapsed_time(start, stop) * 1e3 / each.launches
-                each.samples_us.append(us)
+                each.samples_us.append(elapsed_us(each.enqueue) / each.launches)
         rounds += 1
 
 
@@ -262,21 +209,25 @@ def time_case(
     Raises:
         VariantFailed: one variant failed; the context may be lost.
     """
-    stream = cp.cuda.Stream(non_blocking=True)
-    with stream:
-        try:
-            return _time_case(op, variants, case, budget_s, stage)
-        finally:
-            cp.get_default_memory_pool().free_all_blocks()
-
-
-def _time_case(
-    op: Op, variants: list[Variant], case: Case, budget_s: float, stage: Stage
-) -> dict[str, Any]:
     arguments = conformance.prepare(op, case, cp)
-    replaced = op.contract(**arguments)
-    scalars = {name: v for name, v in replaced.items() if not isinstance(v, Output)}
-    expected = op.reference(**{**arguments, **scalars})
+    expected = op.reference(**conformance.checked_arguments(op, arguments))
+    noise = random_bytes(max(16, op.cost(case).bytes // 2))
+    cp.cuda.runtime.deviceSynchronize()  # the stream below does not wait for the default one
+    cp.get_default_memory_pool().free_all_blocks()
+    with cp.cuda.Stream(non_blocking=True):
+        return _time_prepared(op, variants, case, arguments, expected, noise, budget_s, stage)
+
+
+def _time_prepared(
+    op: Op,
+    variants: list[Variant],
+    case: Case,
+    arguments: dict[str, Any],
+    expected: dict[str, Any],
+    noise: Any,
+    budget_s: float,
+    stage: Stage,
+) -> dict[str, Any]:
     moved = op.cost(case).bytes
     free = cp.cuda.runtime.memGetInfo()[0]
     of_set = ArgumentSets.bytes_of_set(op, arguments, len(variants)) + moved
@@ -284,16 +235,22 @@ def _time_case(
     names = [variant.name for variant in variants]
     sets = ArgumentSets(op, arguments, names, rotation.sets)
     stage(COPY)
-    contenders = {COPY: copy_contender(moved, rotation.sets)}
-    eager_us = {}
+    contenders = {COPY: copy_contender(noise, rotation.sets)}
+    calls, eager_us = {}, {}
     for variant in variants:
         stage(variant.name)
         with blamed(variant.name):
-            calls = sets.calls(variant)
-            contenders[variant.name] = contender(variant, calls)
-            eager_us[variant.name] = eager_launch_us(calls[0])
+            calls[variant.name] = sets.calls(variant)
+            contenders[variant.name] = contender(variant, calls[variant.name])
+            eager_us[variant.name] = eager_launch_us(calls[variant.name][0])
     sets.poison()
     replay_in_turn(contenders, budget_s, stage)
+    if sets.in_place:  # many calls on the same values are not what the oracle knows
+        sets.poison()
+        for name in names:
+            with blamed(name):
+                for call in calls[name]:
+                    call()
     outcomes = {name: sets.judge(name, case, expected) for name in names}
     copy_us = measure.spread(contenders[COPY].samples_us).median
     timings = {
@@ -312,36 +269,3 @@ def _time_case(
     }
     wrong = {name: o.message for name, o in outcomes.items() if not o.passed}
     return {"timings": timings, "wrong": wrong}
-
-
-def gemm_tflops(n: int = 8192, repeats: int = 10) -> float:
-    """TFLOP/s of a bf16 `n` x `n` x `n` product of random matrices with float32 sums, by cuBLAS."""
-    from cupy.cuda import cublas
-
-    a, b = (normal(cp, (n, n), arrays.bfloat16, seed) for seed in (0, 1))
-    c = cp.empty_like(a)
-    one, zero = np.ones((), np.float32), np.zeros((), np.float32)
-    bf16, sums, method = (
-        cp.cuda.runtime.CUDA_R_16BF,
-        cublas.CUBLAS_COMPUTE_32F,
-        cublas.CUBLAS_GEMM_DEFAULT,
-    )
-    handle = cp.cuda.device.get_cublas_handle()
-    cublas.setStream(handle, cp.cuda.get_current_stream().ptr)
-    cublas.setPointerMode(handle, cublas.CUBLAS_POINTER_MODE_HOST)
-
-    def product() -> None:
-        cublas.gemmEx(
-            handle, cublas.CUBLAS_OP_N, cublas.CUBLAS_OP_N, n, n, n, one.ctypes.data,
-            a.data.ptr, bf16, n, b.data.ptr, bf16, n, zero.ctypes.data,
-            c.data.ptr, bf16, n, sums, method,
-        )  # fmt: skip
-
-    filler = Filler()
-    for _ in range(3):
-        product()
-    samples = []
-    for _ in range(repeats):
-        filler.enqueue(50.0)
-        samples.append(elapsed_us(product))
-    return 2 * n**3 / measure.spread(samples).median / 1e6

@@ -21,7 +21,7 @@ from sandbox.kernels.cuda import no_device_reason
 from sandbox.kernels.op import Op
 
 TARGETS = ("gpu", *CPU_TARGETS)
-MEDIUM = Limits(requests=16, context_tokens=4096, query_tokens=128)
+MEDIUM = Limits(requests=12, context_tokens=2048, query_tokens=48)
 SMALL = Limits(requests=3, context_tokens=24, query_tokens=6)
 LETTERS = {
     "N": "num_heads",
@@ -32,6 +32,8 @@ LETTERS = {
     "R": "qk_rope_head_dim",
     "V": "v_head_dim",
 }
+KEPT_OPTIONS = ("trace", "batches", "scale", "dims", "dtype", "seed")
+"""Options that a reproduced row needs as they were."""
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -52,7 +54,7 @@ class Selection:
     variant_files: tuple[Path, ...] = ()
     case: str | None = None
     trace: Path | None = None
-    batches: int = 4
+    batches: int | None = None
     scale: int | None = None
     dims: str | None = None
     dtype: str | None = None
@@ -72,9 +74,7 @@ class Selection:
                     words += [option, str(path)]
             elif each.name == "quick":
                 words += [option] * value
-            elif each.name == "batches" and value != each.default:
-                words += ["--batches", str(value)]
-            elif each.name in ("trace", "scale", "dims", "dtype", "seed") and value != each.default:
+            elif each.name in KEPT_OPTIONS and value != each.default:
                 words += ["--" + each.name, str(value)]
         return shlex.join(words)
 
@@ -146,9 +146,9 @@ def parse_dtype(text: str) -> np.dtype:
     return arrays.DTYPES[name]
 
 
-def trace_batches(selection: Selection) -> list[Workload]:
+def trace_batches(selection: Selection, gpu: bool) -> list[Workload]:
     """The batches of the trace, or, without one, of the generator."""
-    count = selection.batches
+    count = selection.batches or (4 if gpu or selection.trace else 2)
     if selection.trace is not None:
         return workloads.batches(workloads.read_trace(selection.trace), count, "trace")
     return workloads.batches(workloads.Generator()(selection.seed), count, "generated")
@@ -168,7 +168,7 @@ class Planner:
         self._dims = parse_dims(selection.dims) if selection.dims else None
         self._dtype = parse_dtype(selection.dtype) if selection.dtype else None
         generated = selection.trace is None and selection.quick
-        self._batches = [] if generated else trace_batches(selection)
+        self._batches = [] if generated else trace_batches(selection, self._gpu)
 
     def problems(self, op: Op) -> list[Problem]:
         own = [] if self._selection.trace else self._own_cases(op)

@@ -36,7 +36,8 @@ def _times(op: str, rows: Sequence[Row]) -> Figure:
     """Median with quartiles, and share of the copy's speed, per variant and case."""
     cases = list(dict.fromkeys(row.case for row in rows))
     variants = list(dict.fromkeys(row.variant for row in rows))
-    figure = Figure(figsize=(13, 1.5 + 0.16 * len(cases) * (len(variants) + 1)))
+    height_in = 1.5 + 0.14 * len(cases) * (len(variants) + 1)
+    figure = Figure(figsize=(13, height_in), layout="constrained")
     times, shares = figure.subplots(1, 2, sharey=True)
     colors = matplotlib.colormaps["tab20"].colors
     height = 0.85 / len(variants)
@@ -59,7 +60,7 @@ def _times(op: str, rows: Sequence[Row]) -> Figure:
     shares.set_xlabel("% of the copy's speed")
     shares.axvline(100, color="k", linestyle="--", linewidth=1)
     times.set_yticks(range(len(cases)), [_wrapped(case) for case in cases], fontsize=7)
-    times.invert_yaxis()
+    times.set_ylim(len(cases) - 0.5, -0.5)
     shares.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
     figure.suptitle(f"{op}, GPU times")
     return figure

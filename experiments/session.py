@@ -46,7 +46,7 @@ class Session:
     reproduce: Callable[[str, str, str], str]
     variant_files: Sequence[Path] = ()
     timed: bool = True
-    budget_s: float = 1.0
+    budget_s: float = 0.5
     timeout_s: float = 300.0
     on_progress: Callable[[int, str], None] = lambda done, text: None
     worker: WorkerProcess = field(init=False)

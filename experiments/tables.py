@@ -48,7 +48,7 @@ GPU_COLUMNS = (
     Column("GB/s", lambda row: number(row.gb_per_s)),
     Column("% of\ncopy", lambda row: number(row.percent_of_copy)),
     Column("time/\ncopy", lambda row: number(row.copy_ratio)),
-    Column("x base-\nline", lambda row: number(row.speedup)),
+    Column("x\nbaseline", lambda row: number(row.speedup)),
     Column("eager\nlaunch us", lambda row: number(row.eager_launch_us)),
     Column("L2", lambda row: row.l2 or ""),
     Column("by", lambda row: row.method or ""),

@@ -94,10 +94,10 @@ def time_variants(
 
 
 def gemm(stage: Stage) -> float:
-    from experiments import gpu_timing
+    from experiments import gpu_work
 
     stage("gemm")
-    return gpu_timing.gemm_tflops()
+    return gpu_work.gemm_tflops()
 
 
 def build(stage: Stage, op: str, variants: list[str], cases: list[Case], gpu: bool) -> int:

@@ -123,6 +123,7 @@ class WorkerProcess:
                 on_stage(stage)
                 continue
             if answer["poisoned"]:
+                self._process.kill()
                 self._forget()
             if "failed" in answer:
                 raise TaskFailed(answer["failed"], answer["variant"])

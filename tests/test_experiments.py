@@ -386,7 +386,7 @@ def test_batches_are_scaled_for_the_cpu_and_whole_on_a_gpu():
     on_cpu = Planner(Selection(), ["host", "sim", "cpu"]).problems(OPS["gather"])
     scaled = [p for p in on_cpu if p.scaled]
     assert {p.case.size for p in scaled} == {"small", "medium"}
-    assert all(p.case.workload.context_tokens <= 4096 for p in scaled)
+    assert all(p.case.workload.context_tokens <= 2048 for p in scaled)
     on_gpu = Planner(Selection(), ["gpu"]).problems(OPS["gather"])
     batches = [p for p in on_gpu if "generated" in p.case.name]
     assert len(batches) == 4

@@ -206,10 +206,13 @@ class NumpyAsCupy:
         pass
 
     def Event(self):
-        return type("Event", (), {"record": lambda _: None, "synchronize": lambda _: None})()
+        return type("Event", (), {"record": lambda *_: None, "synchronize": lambda _: None})()
 
     def get_elapsed_time(self, start, stop):
         return self._clock_us / 1e3
+
+    def deviceSynchronize(self):
+        pass
 
     def memGetInfo(self):
         return 1 << 33, 1 << 34
@@ -239,14 +242,16 @@ class NumpyAsCupy:
 @pytest.fixture
 def timing_module(monkeypatch):
     pytest.importorskip("cupy")
-    from experiments import gpu_timing
+    from experiments import gpu_timing, gpu_work
 
     small_l2 = type("Device", (), {"l2_bytes": 40_000})()
     monkeypatch.setattr(gpu_timing, "device_info", lambda: small_l2)
     monkeypatch.setattr(gpu_timing.Filler, "BYTES", 64)
-    monkeypatch.setattr(gpu_timing, "copy_bytes", lambda target, source: None)
     monkeypatch.setattr(gpu_timing.measure, "REPLAY_US", 1.0)
     monkeypatch.setattr(gpu_timing.measure, "MAX_ROUNDS", 20)
+    for module in (gpu_timing, gpu_work):
+        monkeypatch.setattr(module, "cp", NumpyAsCupy(20.0))
+        monkeypatch.setattr(module, "copy_bytes", lambda target, source: None)
     return gpu_timing
 
 
@@ -259,8 +264,7 @@ def reference_as(name, run=None):
     return replace(known, name=name, run=run or known.run)
 
 
-def run_timing(module, monkeypatch, variants, clock_us=20.0):
-    monkeypatch.setattr(module, "cp", NumpyAsCupy(clock_us))
+def run_timing(module, variants):
     stages = []
     found = module.time_case(OPS["gather"], variants, passing_case(), 9.0, stages.append)
     return found, stages
@@ -273,7 +277,7 @@ def test_what_cannot_be_captured_is_timed_eagerly_with_a_note(timing_module, mon
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr(timing_module, "captured", refuse)
-    found, stages = run_timing(timing_module, monkeypatch, [reference_as("a"), reference_as("b")])
+    found, stages = run_timing(timing_module, [reference_as("a"), reference_as("b")])
     assert found["wrong"] == {}
     assert stages == ["copy", "a", "b", "copy", "a", "b"]
     for columns in found["timings"].values():
@@ -288,24 +292,24 @@ def test_what_cannot_be_captured_is_timed_eagerly_with_a_note(timing_module, mon
         assert made.copy_us == 20.0 / sets
 
 
-def test_a_graph_that_does_nothing_is_wrong_after_the_loop(timing_module, monkeypatch):
-    found, _ = run_timing(timing_module, monkeypatch, [reference_as("empty_graph")])
+def test_a_graph_that_does_nothing_is_wrong_after_the_loop(timing_module):
+    found, _ = run_timing(timing_module, [reference_as("empty_graph")])
     assert found["timings"] == {}
     assert "must match bit for bit" in found["wrong"]["empty_graph"]
 
 
-def test_a_failing_variant_is_blamed_by_name(timing_module, monkeypatch):
+def test_a_failing_variant_is_blamed_by_name(timing_module):
     def fail(**arguments):
         raise RuntimeError("an illegal memory access")
 
     variants = [reference_as("good"), reference_as("bad", fail)]
     with pytest.raises(measure.VariantFailed) as caught:
-        run_timing(timing_module, monkeypatch, variants)
+        run_timing(timing_module, variants)
     assert caught.value.variant == "bad"
     assert "illegal" in str(caught.value.__cause__)
 
 
-def test_variants_share_inputs_but_no_output(timing_module, monkeypatch):
+def test_variants_share_inputs_but_no_output(timing_module):
     op = OPS["gather"]
     arguments = conformance.prepare(op, passing_case(), np)
     sets = timing_module.ArgumentSets(op, arguments, ["a", "b"], 3)
@@ -318,6 +322,17 @@ def test_variants_share_inputs_but_no_output(timing_module, monkeypatch):
     inputs = sum(a.nbytes for n, a in arguments.items() if hasattr(a, "nbytes") and n != "out")
     expected = inputs + 2 * arguments["out"].nbytes
     assert timing_module.ArgumentSets.bytes_of_set(op, arguments, 2) == expected
+
+
+def test_a_call_in_place_is_checked_by_itself_after_the_loop(timing_module):
+    op = OPS["concat_insert_prefill"]
+    case = next(c for c in op.cases("compare") if c.size == "small" and "in_place" in c.options)
+    arguments = conformance.prepare(op, case, np)
+    assert timing_module.ArgumentSets(op, arguments, ["a"], 1).in_place
+    again = replace(op.variants["reference"], name="again")
+    found = timing_module.time_case(op, [again], case, 9.0, lambda stage: None)
+    assert found["wrong"] == {}
+    assert "again" in found["timings"]
 
 
 @pytest.mark.gpu
