@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -70,42 +71,49 @@ def whole_strides(value: Any, name: str) -> None:
             )
 
 
-def apart(output: Any, name: str, other: Any, other_name: str, *, or_same: bool = False) -> None:
-    """No memory shared between two arrays; with `or_same` they may be one and the same."""
-    ours, theirs = _Extent(output), _Extent(other)
-    if ours.end <= theirs.start or theirs.end <= ours.start:
-        return
-    if or_same and ours == theirs:
-        return
-    try:
-        shared = np.shares_memory(np.asarray(ours), np.asarray(theirs), max_work=100_000)
-    except np.exceptions.TooHardError:
-        shared = True
-    if shared:
-        allowed = f"; it may be {other_name} itself" if or_same else ""
-        raise ValueError(f"{name} shares memory with {other_name}{allowed}")
+class Memory:
+    """Where the elements of a NumPy or CuPy array lie; strides must not be negative."""
 
+    __slots__ = ("array", "end", "name", "start")
 
-class _Extent:
-    """Where the elements of a NumPy or CuPy array lie, for comparisons that never touch them."""
+    def __init__(self, array: Any, name: str) -> None:
+        self.array, self.name = array, name
+        self.start = self.end = arrays.address(array)
+        if array.size:
+            self.end += array.dtype.itemsize
+            for length, stride in zip(array.shape, array.strides):
+                self.end += (length - 1) * stride
 
-    def __init__(self, value: Any) -> None:
-        self.start = arrays.address(value)
-        longer = [(n, s) for n, s in zip(value.shape, value.strides) if n > 1]
-        self.end = self.start + sum((n - 1) * s for n, s in longer) + value.dtype.itemsize
-        if not value.size:
-            self.end = self.start
-        self.elements = (self.start, value.dtype, tuple(value.shape), longer)
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (self.start, False),
-            "shape": tuple(value.shape),
-            "strides": tuple(value.strides),
-            "typestr": f"|V{value.dtype.itemsize}",
-        }
+    def apart(self, other: Memory, *, or_same: bool = False) -> None:
+        """No element shared with another array; with `or_same` the two may be one and the same."""
+        if self.end <= other.start or other.end <= self.start:
+            return
+        if or_same and self._places() == other._places():
+            return
+        try:
+            shared = np.shares_memory(self._shadow(), other._shadow(), max_work=100_000)
+        except np.exceptions.TooHardError:
+            shared = True
+        if shared:
+            allowed = f"; it may be {other.name} itself" if or_same else ""
+            raise ValueError(f"{self.name} shares memory with {other.name}{allowed}")
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Extent) and self.elements == other.elements
+    def _places(self) -> tuple[Any, ...]:
+        steps = [(n, s) for n, s in zip(self.array.shape, self.array.strides) if n > 1]
+        return self.start, self.array.dtype, tuple(self.array.shape), steps
+
+    def _shadow(self) -> np.ndarray:
+        """A NumPy array at the same addresses, never to be touched."""
+        shadow = SimpleNamespace(
+            __array_interface__={
+                "version": 3,
+                "data": (self.start, False),
+                "shape": tuple(self.array.shape),
+                "strides": tuple(self.array.strides),
+                "typestr": f"|V{self.array.dtype.itemsize}",
+            }
+        )
+        return np.asarray(shadow)
 
 
 def one_of(value: Any, name: str, allowed: Iterable[Any]) -> None:

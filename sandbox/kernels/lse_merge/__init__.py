@@ -47,15 +47,21 @@ def _check_outputs(
 ) -> None:
     """Rank and strides of the outputs that the caller gave, and whose memory they are."""
     axes = {"out": ("tokens", "heads", "V"), "out_lse": LAYOUTS[lse_layout]}
-    given = {name: value for name, value in outputs.items() if value is not None}
-    for name, value in given.items():
-        require.array(value, name, *axes[name])
-        require.whole_strides(value, name)
-        for other_name, other in inputs.items():
-            itself = in_place and other_name.endswith("_lse") == name.endswith("_lse")
-            require.apart(value, name, other, other_name, or_same=itself)
+    given = []
+    for name, value in outputs.items():
+        if value is not None:
+            require.array(value, name, *axes[name])
+            require.whole_strides(value, name)
+            given.append(require.Memory(value, name))
+    if not given:
+        return
+    read = [require.Memory(value, name) for name, value in inputs.items()]
+    for output in given:
+        for other in read:
+            alike = output.name.endswith("_lse") == other.name.endswith("_lse")
+            output.apart(other, or_same=in_place and alike)
     if len(given) == 2:
-        require.apart(outputs["out"], "out", outputs["out_lse"], "out_lse")
+        given[0].apart(given[1])
 
 
 def _outputs(

@@ -64,23 +64,20 @@ def _lse_strides(lse: Any, layout: str) -> tuple[int, int]:
 
 
 def vector_elements(*rows: Any, limit: int = VECTOR_BYTES) -> int:
-    """Elements of the widest access, `limit` bytes at most, that every row of the arrays allows."""
-    count = limit // max(array.dtype.itemsize for array in rows)
-    while count > 1 and not all(_allows(array, count) for array in rows):
-        count //= 2
-    return count
+    """Elements of the widest access, `limit` bytes at most, that every row of the arrays allows.
+
+    That is the largest power of two that divides every length, stride and address in elements.
+    """
+    places = limit // max(array.dtype.itemsize for array in rows)
+    for array in rows:
+        item = array.dtype.itemsize
+        places |= array.shape[-1] | arrays.address(array) // item
+        for length, stride in zip(array.shape[:-1], array.strides):
+            if length > 1:
+                places |= stride // item
+    return places & -places
 
 
 def lanes_for(vectors: int) -> int:
     """Lanes that share a row of so many vectors, as `merge.cuh` has it."""
     return min(32, 1 << (vectors - 1).bit_length())
-
-
-def _allows(array: Any, count: int) -> bool:
-    width = count * array.dtype.itemsize
-    steps = (s for n, s in zip(array.shape[:-1], array.strides) if n > 1)
-    return (
-        array.shape[-1] % count == 0
-        and arrays.address(array) % width == 0
-        and all(step % width == 0 for step in steps)
-    )
