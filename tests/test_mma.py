@@ -149,7 +149,10 @@ def test_missing_wait_is_seen():
     arguments = (1, threads, out, source, steps, 4)
     kernel(*arguments, macros=macros, shared_bytes=3 * threads * 4)
     assert not np.array_equal(out, source)
-    with host_options(checked=True), pytest.raises(KernelFault, match="cp.async of .* has not waited"):
+    with (
+        host_options(checked=True),
+        pytest.raises(KernelFault, match=r"cp\.async of .* has not waited"),
+    ):
         kernel(*arguments, macros=macros, shared_bytes=3 * threads * 4)
 
 
@@ -163,7 +166,7 @@ def test_copies_of_others_need_a_barrier(seed):
             out = np.zeros_like(source)
             macros = {**PIPELINE, "BYTES": 4, "MISSING_WAIT": False, "MISSING_BARRIER": missing}
             if missing:
-                with pytest.raises(KernelFault, match="race|has written|has not waited"):
+                with pytest.raises(KernelFault, match=r"race|has written|has not waited"):
                     kernel(1, 64, out, source, macros=macros, shared_bytes=256)
             else:
                 kernel(1, 64, out, source, macros=macros, shared_bytes=256)

@@ -48,10 +48,14 @@ _CHECKED = (
     "-O1",
     "-g1",
     "-gdwarf-4",  # addr2line misreads the file names of version 5
+    "-fno-builtin-memcpy",  # calls of these are checked, their inline code would not be
+    "-fno-builtin-memmove",
+    "-fno-builtin-memset",
     "-fsanitize=thread",
     "-fsanitize=alignment,bounds,signed-integer-overflow,shift-exponent,integer-divide-by-zero,null",
 )
-_CHECKED_LINK = tuple(f"-Wl,--wrap={name}" for name in ("memcpy", "memmove", "memset"))
+_PLAIN_LINK = ("-Wl,--wrap=__assert_fail",)
+_CHECKED_LINK = (*_PLAIN_LINK, *(f"-Wl,--wrap={name}" for name in ("memcpy", "memmove", "memset")))
 _ALWAYS = (
     "-std=c++17",
     "-fPIC",
@@ -59,6 +63,7 @@ _ALWAYS = (
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fvisibility=hidden",  # a kernel may be named as a function of the C library
+    "-U_FORTIFY_SOURCE",
     "-w",
 )
 
@@ -256,7 +261,7 @@ def _build(source: KernelSource, macros: Mapping[str, str], checked: bool) -> Pa
     flags += ["-DSANDBOX_HOST=1", f"-DSANDBOX_CHECKED={int(checked)}"]
     own = [f"-I{_HOST / 'include'}", f"-I{include_dir()}", f"-iquote{source.path.parent}"]
     theirs = [word for folder in cuda_include_dirs() for word in ("-isystem", str(folder))]
-    link = ["-shared", "-Wl,-z,defs", *(_CHECKED_LINK if checked else ())]
+    link = ["-shared", "-Wl,-z,defs", *(_CHECKED_LINK if checked else _PLAIN_LINK)]
     text = _translation_unit(source, macros)
 
     def build(path: Path) -> None:
@@ -286,11 +291,9 @@ def _precompiled_prelude(flags: list[str]) -> list[str]:
 
     parsed = cached(f"host prelude {flags} {_tools()}", ".gch", build)
     folder = parsed.with_suffix("")
-    folder.mkdir(exist_ok=True)
-    link = folder / f"{_PRELUDE}.gch"
-    if not link.exists():
-        with suppress(FileExistsError):
-            link.symlink_to(parsed)
+    with suppress(OSError):  # another process makes it, or the build goes without
+        folder.mkdir(exist_ok=True)
+        (folder / f"{_PRELUDE}.gch").symlink_to(parsed)
     return [f"-I{folder}"]
 
 
@@ -302,18 +305,21 @@ def _compile(
         raise CompileError(path, macros, "the host", done.stderr)
 
 
+_ATTRIBUTE = r"(?:__shared__|(?:__align__|alignas)\s*\([^()]*\))"
 _DYNAMIC_SHARED = re.compile(
-    r"extern\s+__shared__\s+(?:__align__\s*\([^()]*\)\s*|alignas\s*\([^()]*\)\s*)?"
+    rf"\bextern\s+(?=(?:{_ATTRIBUTE}\s*)*__shared__)(?:{_ATTRIBUTE}\s*)+"
     r"([\w:<>\s]+?)\s*\b(\w+)\s*\[\s*\]\s*;"
 )
 
 
 def _translation_unit(source: KernelSource, macros: Mapping[str, str]) -> str:
-    text = source.path.read_text()
     # A lambda that captures cannot stand outside a function, where the pointer would be wrong.
-    text = _DYNAMIC_SHARED.sub(
-        r"\1* const \2 = [&] { return reinterpret_cast<\1*>(sandbox_dynamic_shared); }();", text
-    )
+    def pointer(declaration: re.Match) -> str:
+        element, name = declaration.groups()
+        value = f"[&] {{ return reinterpret_cast<{element}*>(sandbox_dynamic_shared); }}()"
+        return f"{element}* const {name} = {value};" + "\n" * declaration[0].count("\n")
+
+    text = _DYNAMIC_SHARED.sub(pointer, source.path.read_text())
     defines = "".join(f"#define {name} {value}\n" for name, value in macros.items())
     return (
         f'#include "{_PRELUDE}"\n{defines}#line 1 "{source.path}"\n{text}\n'

@@ -1,6 +1,7 @@
 // What nvcc or NVRTC gives a kernel without an include, for a plain C++17 compiler.
 #pragma once
 
+#include <assert.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -14,7 +15,6 @@
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
-#include <assert.h>
 
 #include "sandbox/runtime.h"
 #include "sandbox/math.h"

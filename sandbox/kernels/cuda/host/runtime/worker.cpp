@@ -343,4 +343,9 @@ void sandbox_yield() { worker->yield(); }
 void sandbox_trap(const char* what, const char* file, int line) {
     worker->fault(format("%s at %s:%d", what, base_name(file), line));
 }
+// In place of the C library's, which would end the process.
+__attribute__((visibility("default"))) void __wrap___assert_fail(const char* condition, const char* file,
+                                                                 unsigned line, const char*) {
+    sandbox_trap(format("assertion `%s` failed", condition).c_str(), file, int(line));
+}
 }

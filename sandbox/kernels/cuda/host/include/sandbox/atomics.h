@@ -17,19 +17,19 @@ T atomic_update(T* address, Function next) {
     uint64_t expected = sandbox_atomic_load(address, sizeof(T));
     do {
         const Word narrow = Word(expected);
-        memcpy(&old, &narrow, sizeof(T));
+        __builtin_memcpy(&old, &narrow, sizeof(T));
         desired = next(old);
         Word bits;
-        memcpy(&bits, &desired, sizeof(T));
+        __builtin_memcpy(&bits, &desired, sizeof(T));
         if (sandbox_atomic_swap_if(address, sizeof(T), &expected, bits)) return old;
     } while (true);
 #else
     Word* word = reinterpret_cast<Word*>(address);
     Word expected = __atomic_load_n(word, __ATOMIC_RELAXED), bits;
     do {
-        memcpy(&old, &expected, sizeof(T));
+        __builtin_memcpy(&old, &expected, sizeof(T));
         desired = next(old);
-        memcpy(&bits, &desired, sizeof(T));
+        __builtin_memcpy(&bits, &desired, sizeof(T));
     } while (!__atomic_compare_exchange_n(word, &expected, bits, true, __ATOMIC_SEQ_CST,
                                           __ATOMIC_RELAXED));
     return old;

@@ -28,13 +28,10 @@ inline void __nanosleep(unsigned) { sandbox_yield(); }
 
 [[noreturn]] inline void __trap(SANDBOX_WHERE) { sandbox_trap("__trap()", file, line); }
 
-#undef assert
-#define assert(condition) \
-    ((condition) ? void() : sandbox_trap("assertion `" #condition "` failed", __FILE__, __LINE__))
-
-#define __assume(condition) assert(condition)
+#define __assume(condition) \
+    ((condition) ? void() : sandbox_trap("assumption `" #condition "` is wrong", __FILE__, __LINE__))
 #ifndef __clang__
-#define __builtin_assume(condition) assert(condition)
+#define __builtin_assume(condition) __assume(condition)
 #endif
 
 inline long long clock64() {

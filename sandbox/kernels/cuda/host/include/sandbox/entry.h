@@ -11,7 +11,9 @@ template <typename T>
 struct Parameter {
     alignas(T) unsigned char bytes[sizeof(T)];
 
-    SANDBOX_UNCHECKED explicit Parameter(const void* from) { memcpy(bytes, from, sizeof(T)); }
+    SANDBOX_UNCHECKED explicit Parameter(const void* from) {
+        for (size_t i = 0; i < sizeof(T); ++i) bytes[i] = static_cast<const unsigned char*>(from)[i];
+    }
     SANDBOX_UNCHECKED T& get() { return *reinterpret_cast<T*>(bytes); }
 };
 

@@ -13,7 +13,7 @@ template <typename To, typename From>
 To bits_as(From value) {
     static_assert(sizeof(To) == sizeof(From), "a cast of bits keeps the size");
     To result;
-    memcpy(&result, &value, sizeof result);
+    __builtin_memcpy(&result, &value, sizeof result);
     return result;
 }
 

@@ -64,14 +64,14 @@ inline int __all_sync(unsigned mask, int predicate, SANDBOX_WHERE) {
 template <typename T>
 unsigned __match_any_sync(unsigned mask, T value, SANDBOX_WHERE) {
     uint64_t bits = 0;
-    memcpy(&bits, &value, sizeof value);
+    __builtin_memcpy(&bits, &value, sizeof value);
     return sandbox_match(mask, bits, SANDBOX_SITE("__match_any_sync"));
 }
 
 template <typename T>
 unsigned __match_all_sync(unsigned mask, T value, int* predicate, SANDBOX_WHERE) {
     uint64_t bits = 0;
-    memcpy(&bits, &value, sizeof value);
+    __builtin_memcpy(&bits, &value, sizeof value);
     const unsigned same = sandbox_match(mask, bits, SANDBOX_SITE("__match_all_sync"));
     *predicate = same == (mask & sandbox_active_mask());
     return *predicate ? mask : 0;

@@ -1,0 +1,489 @@
+"""The host runner: CUDA C++ compiled and run on the CPU, and the faults that it finds."""
+
+import ctypes
+import math
+import os
+import re
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from sandbox.kernels.cuda import host_runner
+from sandbox.kernels.cuda.host_runner import HostModule, KernelFault, unavailable_reason
+from sandbox.kernels.cuda.source import CompileError, KernelSource, MissingDependency
+
+KERNELS = Path(__file__).with_name("kernels")
+BF16 = np.dtype(ml_dtypes.bfloat16)
+FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
+
+pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=str(unavailable_reason()))
+
+
+def module(file: str, entry: str, *, checked: bool = True, **macros: str) -> HostModule:
+    macros = {"ELEMENT": "float", **macros} if file == "features.cu" else macros
+    return HostModule(KernelSource(KERNELS / file, entry), macros, checked=checked)
+
+
+def launch(kernel: HostModule, grid, block, *arguments, **options) -> None:
+    """Ints become C ints, tuples get three numbers."""
+    arguments = [ctypes.c_int(a) if isinstance(a, int) else a for a in arguments]
+    kernel.launch((*grid, 1, 1)[:3], (*block, 1, 1)[:3], arguments, **options)
+
+
+both_builds = pytest.mark.parametrize("checked", [False, True], ids=["plain", "checked"])
+
+
+@both_builds
+@pytest.mark.parametrize("seed", [None, 3])
+def test_indices(checked, seed):
+    grid, block = (3, 2, 4), (5, 3, 2)
+    out = np.full(math.prod(grid) * math.prod(block), -1, np.int32)
+    launch(module("features.cu", "indices", checked=checked), grid, block, out, seed=seed)
+    z, y, x = np.indices(block[::-1]).reshape(3, 1, -1)
+    blocks = np.arange(math.prod(grid))[:, None]
+    np.testing.assert_array_equal(out, (1000000 * blocks + 10000 * x + 100 * y + z).ravel())
+
+
+@pytest.mark.parametrize(
+    ("element", "dtype"),
+    [
+        ("unsigned char", np.uint8),
+        ("__nv_bfloat16", BF16),
+        ("float", np.float32),
+        ("double", float),
+    ],
+)
+def test_shuffles(element, dtype):
+    kernel = module("features.cu", "shuffles", checked=False, ELEMENT=element)
+    values = np.arange(100, 164).astype(dtype)
+    lanes = np.arange(64)
+    for width in (32, 8):
+        out = np.zeros((4, 64), dtype)
+        launch(kernel, (1,), (64,), out, values, width)
+        first = lanes // width * width
+        up, down, across = lanes - 2, lanes + 2, lanes ^ 5
+        sources = [
+            first + (lanes + 3) % width,
+            np.where(up < first, lanes, up),
+            np.where(down >= first + width, lanes, down),
+            across,
+        ]
+        np.testing.assert_array_equal(out, values[np.stack(sources)])
+
+
+@both_builds
+@pytest.mark.parametrize("seed", [None, 8])
+def test_votes(checked, seed):
+    values = np.random.default_rng(0).integers(-6, 7, 64).astype(np.int32)
+    values[16:32] = 3
+    out = np.zeros((13, 64), np.uint32)
+    kernel = module("features.cu", "votes", checked=checked)
+    launch(kernel, (1,), (64,), out, values, seed=seed)
+    halves = values.reshape(4, 16)
+    place = np.arange(64).reshape(4, 16) % 32
+    mask = (1 << place).sum(1)
+
+    def spread(rows: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(rows.astype(np.uint32)[:, None], (4, 16)).ravel()
+
+    same = (halves == halves[:, :1]).all(1)
+    equal = halves[:, :, None] == halves[:, None, :]
+    expected = [
+        spread(((halves > 0) << place).sum(1)),
+        spread((halves > 5).any(1)),
+        spread((halves > -5).all(1)),
+        spread(halves.sum(1)),
+        spread(halves.min(1)),
+        spread(halves.astype(np.uint32).max(1)),
+        ((equal << place[:, None, :]).sum(2)).astype(np.uint32).ravel(),
+        spread(np.where(same, mask, 0)),
+        spread(same),
+        np.full(64, (values > 0).sum()),
+        np.full(64, (values > -5).all()),
+        np.full(64, (values > 5).any()),
+        np.full(64, 0xFFFFFFFF),
+    ]
+    np.testing.assert_array_equal(out, np.stack(expected).astype(np.uint32))
+
+
+@both_builds
+def test_atomics(checked):
+    blocks, threads = (40, 64) if checked else (4000, 64)
+    count = blocks * threads
+    integers = np.array([0, count, 99, -1, -1, 0, 0, 0, 0, 0], np.int32)
+    wide, single, double = np.zeros(2, np.uint64), np.zeros(1, np.float32), np.zeros(1)
+    half, bf16 = np.zeros(1, np.float16), np.zeros(1, BF16)
+    arrays = (integers, wide, single, double, half, bf16)
+    launch(module("features.cu", "atomics", checked=checked), (blocks,), (threads,), *arrays)
+    total = np.arange(count, dtype=np.int64).sum().astype(np.int32)
+    xor = np.bitwise_xor.reduce(np.arange(count))
+    last = count - 1
+    expected = [total, 0, 0, last, 0, -1, xor, count % 7, last, 42]
+    np.testing.assert_array_equal(integers, expected)
+    assert wide.tolist() == [count << 33, last << 40]
+    assert (single[0], double[0], half[0], float(bf16[0])) == (count / 2, count / 4, 32, 32)
+
+
+@both_builds
+@pytest.mark.parametrize("seed", [None, 1, 2])
+@pytest.mark.parametrize("threads", [32, 256])
+def test_shared_memory(checked, seed, threads):
+    columns = 300
+    rows = np.random.default_rng(0).integers(-9, 9, (5, columns)).astype(np.float32)
+    sums = np.full((5, 4), np.nan, np.float32)
+    kernel = module("features.cu", "row_sums", checked=checked)
+    arguments = (sums, rows, columns)
+    launch(kernel, (5,), (threads,), *arguments, shared_bytes=4 * columns, seed=seed)
+    total = rows.sum(1)
+    expected = np.stack([total, 2 * total, rows[:, :4].sum(1), np.full(5, 3)], 1)
+    np.testing.assert_array_equal(sums, expected)
+
+
+@both_builds
+def test_passing(checked):
+    vector = np.array([1, 2, 3, 4], np.float32)
+    out = np.zeros(7)
+    out[4] = 10
+    scale = struct.pack("fid", 1.5, 4, 0.125)
+    rest = [ctypes.c_bool(True), ctypes.c_longlong(1 << 40)]
+    kernel = module("features.cu", "passing", checked=checked)
+    launch(kernel, (1,), (1,), out, vector, None, scale, *rest)
+    second = vector.view(np.uint16)[:2].view(BF16)[1]
+    assert out.tolist() == [4321, 24.125, 1, 5, 10 + 2**40, 5.5, float(second)]
+    with pytest.raises(TypeError, match="scale: 12 bytes given, Scale has 16"):
+        launch(kernel, (1,), (1,), out, vector, None, scale[:12], *rest)
+    with pytest.raises(TypeError, match="flag: cannot pass int64 as bool"):
+        launch(kernel, (1,), (1,), out, vector, None, scale, np.int64(1), rest[1])
+
+
+def test_float_intrinsics():
+    x = np.array([0.3, -1.75, 2.0, 1e-3, -40.0, 0.998, np.inf, np.nan], np.float32)
+    out = np.zeros((19, x.size), np.float32)
+    launch(
+        module("features.cu", "float_intrinsics", checked=False), (1,), (x.size,), out, x, x.size
+    )
+    wide = x.astype(np.float64)
+    size = np.abs(wide)
+    with np.errstate(all="ignore"):
+        error = np.array([math.erf(value) for value in wide])
+        half, b = x.astype(np.float16).astype(float), x.astype(BF16).astype(float)
+        expected = [
+            *(np.exp(wide), np.exp2(wide), np.log(size), np.log2(size), size**-0.5),
+            *(1 / wide, 1 / wide, wide * wide - 1),
+            x * x - np.float32(1),
+            np.where(np.isnan(x), 0, np.clip(wide, 0, 1)),
+            size,
+            np.tanh(wide) + error,
+            np.isnan(x) + 2 * np.isinf(x),
+            *(b, half),
+            np.clip(x, -448, 448).astype(FP8).astype(float),
+            (b * b + 1).astype(BF16).astype(float),
+            (half * 2 + 1).astype(np.float16).astype(float),
+            np.exp((np.float32(0.25) * x).astype(BF16).astype(float)).astype(BF16).astype(float),
+        ]
+    np.testing.assert_allclose(out, np.stack(expected), rtol=3e-7, atol=1e-38)
+
+
+def test_integer_intrinsics():
+    x = np.array([0, 1, -1, 0x01234567, -0x12345678, 1 << 30], np.int32)
+    reals = np.array([2.5, -3.5, 3e9, np.nan, -0.2, 7.0], np.float32)
+    out = np.zeros((13, x.size), np.int32)
+    kernel = module("features.cu", "integer_intrinsics", checked=False)
+    launch(kernel, (1,), (x.size,), out, x, reals, x.size)
+
+    def signed(value: int) -> int:
+        return (value + 2**31) % 2**32 - 2**31
+
+    def bytes_of(value: int) -> bytes:
+        return struct.pack("<I", value % 2**32)
+
+    columns = []
+    for value in map(int, x):
+        bits = value % 2**32
+        both = bytes_of(value) + bytes_of(0x89ABCDEF)
+        columns.append(
+            [
+                bits.bit_count(),
+                32 - bits.bit_length(),
+                (bits & -bits).bit_length(),
+                signed(int(f"{bits:032b}"[::-1], 2)),
+                *struct.unpack("<i", bytes(both[i] for i in (6, 0, 2, 7))),
+                signed(bits * 0x12345678 >> 32),
+                value * -77777777 >> 32,
+                (bits & 0x7FFFFF) * 3 if bits & 0x400000 == 0 else signed((bits & 0x7FFFFF) * 3),
+                *(0, 0, 0),
+                signed((0x89ABCDEF << 32 | bits) << 12 >> 32),
+                5
+                + sum(
+                    a * b for a, b in zip(struct.unpack("4b", both[:4]), (4, 3, 2, 1), strict=True)
+                ),
+            ]
+        )
+    expected = np.array(columns).T
+    expected[8] = [2, -4, 2**31 - 1, 0, 0, 7]
+    expected[9] = [2, -3, 2**31 - 1, 0, 0, 7]
+    expected[10] = np.array([3, 0, 3000000000, 0, 0, 7], np.uint32).view(np.int32)
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_a_sleeping_thread_lets_others_run():
+    turn = np.zeros(1, np.int32)
+    launch(module("features.cu", "relay", checked=False), (1,), (48,), turn, seed=4)
+    assert turn[0] == 48
+
+
+FAULTS = {
+    "reads_past_the_end": r"thread \(60,0,0\): 4-byte read at {here} right past the end of "
+    r"argument `in`, which has 256 bytes",
+    "writes_before_the_start": "4-byte write .* 8 bytes before the start of argument `out`",
+    "writes_between_rows": r"thread \(41,0,0\): .* bytes \d+ to \d+ from the start of argument "
+    "`out`, which its strides leave out",
+    "copies_past_the_end": "260-byte read .* whose last 4 bytes lie past the end of argument `in`",
+    "misaligned": "uint4.* at a misaligned address: 4 bytes past a multiple of 16 at {here}",
+    "writes_its_input": "4-byte write at {here} of argument `in`, .* takes as const",
+    "missing_barrier": r"read at {here} of shared `tile`, byte \d+, (a race with|which no)",
+    "missing_second_barrier": r"thread \(\d+,0,0\): 4-byte (read|write) at {here} of "
+    r"dynamic shared memory, byte \d+, a race with the (read|write) at {here} by thread",
+    "missing_warp_barrier": r"shared `tile`, byte \d+, (a race with|which no)",
+    "counts_without_atomics": "shared `count`, byte 0, a race with the",
+    "uninitialised": "shared `tile`, byte 0, which no thread of the block has written",
+    "past_dynamic_shared": "write at .* right past the end of dynamic shared memory, .* 256 bytes",
+    "two_barriers": r"comes to __syncthreads at {here}, but thread .* waits in "
+    r"__syncthreads at {here}",
+    "barrier_after_return": r"waits in __syncthreads at {here} for thread \(50,0,0\), which "
+    "has returned",
+    "reads_a_returned_lane": "__shfl_xor_sync .* reads lane 5, which has returned",
+    "reads_outside_the_mask": "__shfl_sync .* mask 0x0000ffff reads lane 16, which is not in the",
+    "lane_elsewhere": "waits in .* for lane .*, but that lane waits in",
+    "not_in_its_own_mask": "mask 0xfffffffe, in which its own lane 0 is not",
+}
+IN_EVERY_BUILD = (
+    "two_barriers",
+    "barrier_after_return",
+    "reads_a_returned_lane",
+    "reads_outside_the_mask",
+    "lane_elsewhere",
+    "not_in_its_own_mask",
+)
+
+
+def expected(entry: str, pattern: str) -> str:
+    """`pattern` with `{here}` as the lines of the entry that are marked so."""
+    lines = (KERNELS / "faults.cu").read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if f"void {entry}(" in line)
+    end = lines.index("}", start)
+    here = [str(i + 1) for i in range(start, end) if lines[i].endswith("// here")]
+    return pattern.replace("{here}", rf"faults\.cu:(?:{'|'.join(here)})\b")
+
+
+def faulty(
+    entry: str, broken: bool, *, checked: bool = True, seed: int | None = None
+) -> np.ndarray:
+    """Run a kernel of faults.cu; gives its output."""
+    dtype = np.int32 if entry in ("counts_without_atomics", "not_in_its_own_mask") else np.float32
+    values = np.arange(64).astype(dtype)
+    out = np.full((8, 8), -1, dtype)
+    passed = out[:, :4] if entry == "writes_between_rows" else out
+    kernel = module("faults.cu", entry, checked=checked)
+    launch(kernel, (1,), (64,), passed, values, int(broken), shared_bytes=256, seed=seed)
+    return out.ravel()
+
+
+@pytest.mark.parametrize("entry", FAULTS)
+def test_faults_of_the_checked_build(entry):
+    faulty(entry, False)
+    for seed in (None, 5):
+        with pytest.raises(KernelFault) as caught:
+            faulty(entry, True, seed=seed)
+        message = str(caught.value)
+        assert re.match(rf"{entry}, block \(0,0,0\), thread \(\d+,0,0\): ", message)
+        if seed is None:
+            assert re.search(expected(entry, FAULTS[entry]), message), message
+
+
+@pytest.mark.parametrize("entry", IN_EVERY_BUILD)
+def test_faults_of_the_plain_build(entry):
+    faulty(entry, False, checked=False)
+    with pytest.raises(KernelFault, match=expected(entry, FAULTS[entry])):
+        faulty(entry, True, checked=False)
+
+
+@pytest.mark.parametrize("entry", ["missing_barrier", "missing_warp_barrier", "uninitialised"])
+def test_a_shuffled_schedule_shows_races_in_the_plain_build(entry):
+    right = faulty(entry, False, checked=False)
+    for seed in range(4):
+        np.testing.assert_array_equal(faulty(entry, False, checked=False, seed=seed), right)
+        assert not np.array_equal(faulty(entry, True, checked=False, seed=seed), right)
+
+
+def test_a_seed_repeats_its_schedule():
+    runs = [faulty("missing_barrier", True, checked=False, seed=seed) for seed in (1, 1, 2)]
+    np.testing.assert_array_equal(runs[0], runs[1])
+    assert not np.array_equal(runs[0], runs[2])
+
+
+UNDEFINED = {
+    1: r"signed overflow: 70000 \* 70000 does not fit 'int' at {here}",
+    2: r"shift of a 'int' \(1\) by 32 bits",
+    3: "division of 7 by zero",
+    4: r"index 4 out of bounds of 'int \[4\]'",
+    5: r"__trap\(\) at {here}",
+    6: r"assertion `in\[0\] > 1000` failed at {here}",
+    7: "store to a null pointer to 'int'",
+}
+
+
+def test_undefined_arithmetic():
+    kernel = module("faults.cu", "undefined_arithmetic")
+    values, out = np.zeros(64, np.int32), np.zeros(64, np.int32)
+    launch(kernel, (1,), (64,), out, values, 0)
+    assert out.tolist() == [1, 2, 3, 4] * 16
+    values[0] = 1
+    launch(kernel, (1,), (64,), out, values, 0)
+    for which, pattern in UNDEFINED.items():
+        values[0] = 70000 if which == 1 else 0
+        with pytest.raises(KernelFault, match=expected("undefined_arithmetic", pattern)):
+            launch(kernel, (1,), (64,), out, values, which)
+
+
+def test_traps_and_assertions_of_the_plain_build():
+    kernel = module("faults.cu", "undefined_arithmetic", checked=False)
+    arrays = np.zeros(64, np.int32), np.zeros(64, np.int32)
+    for which in (5, 6):
+        with pytest.raises(KernelFault, match=expected("undefined_arithmetic", UNDEFINED[which])):
+            launch(kernel, (1,), (64,), *arrays, which)
+    launch(kernel, (1,), (64,), *arrays, 0)
+
+
+def test_races_on_global_memory_when_asked_for():
+    kernel = module("faults.cu", "blocks_write_one_place")
+    out, values = np.zeros(64, np.int32), np.arange(64, dtype=np.int32)
+    launch(kernel, (3,), (64,), out, values, 1)
+    launch(kernel, (3,), (64,), out, values, 0, global_races=True)
+    with pytest.raises(KernelFault, match=r"of byte 0 of argument `out`, which block \(\d,0,0\), "):
+        launch(kernel, (3,), (64,), out, values, 1, global_races=True)
+
+
+def test_the_first_faulty_block_is_reported():
+    kernel = module("faults.cu", "barrier_after_return")
+    arrays = np.zeros(64, np.float32), np.zeros(64, np.float32)
+    for _ in range(3):
+        with pytest.raises(KernelFault, match=r"block \(0,0,0\)"):
+            launch(kernel, (900,), (64,), *arrays, 1)
+
+
+def test_arrays_that_share_memory_still_do_when_checked():
+    kernel = module("faults.cu", "writes_its_input")
+    both = np.arange(64, dtype=np.float32)
+    launch(kernel, (1,), (32,), both[32:], both, 0)
+    np.testing.assert_array_equal(both, np.tile(np.arange(32), 2))
+    backwards = np.zeros(40, np.float32)[::-2]  # its first element lies highest
+    with pytest.raises(KernelFault, match="right past the end of argument `out`, which has 156"):
+        launch(kernel, (1,), (32,), backwards, both, 0)
+    np.testing.assert_array_equal(backwards, 0)
+
+
+def test_limits_of_a_launch():
+    kernel = module("faults.cu", "writes_its_input", checked=False)
+    arrays = np.zeros(64, np.float32), np.zeros(64, np.float32)
+    for grid, block, shared, words in (
+        ((1, 70000), (1,), 0, "grid"),
+        ((1,), (1025,), 0, "1024 threads"),
+        ((1,), (1, 1, 65), 0, "64 in z"),
+        ((0,), (1,), 0, "at least 1"),
+        ((1,), (1,), 227 * 1024 + 1, "shared_bytes 232449"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            launch(kernel, grid, block, *arrays, 0, shared_bytes=shared)
+    launch(kernel, (1,), (64,), *arrays, 0, shared_bytes=227 * 1024)
+
+
+def test_launches_from_several_python_threads():
+    kernel = module("features.cu", "row_sums", checked=False)
+    rows = np.random.default_rng(0).integers(-9, 9, (200, 300)).astype(np.float32)
+    results = [np.zeros((200, 4), np.float32) for _ in range(4)]
+
+    def work(sums: np.ndarray) -> None:
+        for _ in range(5):
+            sums[:] = 0
+            launch(kernel, (200,), (128,), sums, rows, 300, shared_bytes=1200)
+
+    workers = [threading.Thread(target=work, args=[sums]) for sums in results]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for sums in results:
+        np.testing.assert_array_equal(sums[:, 0], rows.sum(1))
+
+
+def test_a_kernel_that_does_not_compile(tmp_path):
+    path = tmp_path / "typo.cu"
+    path.write_text('\nextern "C" __global__ void typo(float* out) {\n  out[0] = undeclared;\n}\n')
+    with pytest.raises(CompileError, match=r"typo.cu:3:\d+: error: .*undeclared"):
+        HostModule(KernelSource(path, "typo"), {}, checked=False)
+
+
+def test_dynamic_shared_memory_as_it_may_be_declared(tmp_path):
+    forms = (
+        "extern __shared__ float tile[];",
+        "extern __shared__ __align__(16) float tile[];",
+        "extern __align__(16) __shared__ float tile[];",
+        "extern __shared__\n    alignas(8) volatile float tile [ ];",
+    )
+    for number, form in enumerate(forms):
+        path = tmp_path / f"form{number}.cu"
+        path.write_text(
+            'extern "C" __global__ void form(float* out, int line) {\n'
+            f"  {form}\n  tile[0] = __LINE__;\n  out[0] = tile[0];\n}}\n"
+        )
+        out = np.zeros(1, np.float32)
+        kernel = HostModule(KernelSource(path, "form"), {}, checked=False)
+        launch(kernel, (1,), (1,), out, 0, shared_bytes=8)
+        assert out[0] == 3 + form.count("\n")
+
+
+def test_a_name_of_the_c_library_is_free(tmp_path):
+    path = tmp_path / "index.cu"
+    path.write_text('extern "C" __global__ void index(float* out) { out[0] = 7.0f; }\n')
+    out = np.zeros(1, np.float32)
+    launch(HostModule(KernelSource(path, "index"), {}, checked=False), (1,), (1,), out)
+    assert out[0] == 7
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert host_runner.compiler().name in ("g++", "clang++")
+    monkeypatch.setenv("PATH", "")
+    assert "install g++" in unavailable_reason()
+    with pytest.raises(MissingDependency, match="no-such-compiler"):
+        host_runner.compiler()
+
+
+def test_the_portable_context_switch(tmp_path):
+    """That of other processors: built and run in a process of its own."""
+    script = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from sandbox.kernels.cuda import host_runner
+compile_ = host_runner._compile
+def portable(arguments, *rest):
+    compile_([*arguments, "-DSANDBOX_UCONTEXT=1", "-O0"], *rest)
+host_runner._compile = portable
+host_runner._precompiled_prelude = lambda flags: []
+import test_host_runner as tests
+tests.test_shared_memory(False, 1, 256)
+tests.test_faults_of_the_plain_build("barrier_after_return")
+tests.test_shared_memory(False, None, 32)
+"""
+    environment = {**os.environ, "MLA_SANDBOX_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+    )
+    assert not done.returncode, done.stderr
