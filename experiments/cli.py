@@ -21,5 +21,5 @@ def run_as_script(command: Callable[..., Any]) -> None:
 
 def stop(message: str) -> typer.Exit:
     """Say what is wrong with the command and end with exit code 2."""
-    errors.print(f"[bold red]Error:[/] {message}", soft_wrap=True, highlight=False)
+    errors.print(f"Error: {message}", style="red", soft_wrap=True, highlight=False, markup=False)
     return typer.Exit(2)

@@ -274,6 +274,9 @@ def show(rows: Sequence[Row], folder: Path) -> None:
         elsewhere = [row for row in own if row.target != "gpu"]
         if elsewhere:
             console.print(tables.cpu_table(op, elsewhere))
+            not_run = [row for row in elsewhere if row.status == "UNAVAILABLE"]
+            for line in tables.remarks(not_run):
+                console.print(f"  not run: {line}", style="dim", highlight=False, markup=False)
             if any(row.scaled for row in elsewhere):
                 note = "Batches are scaled down for the CPU, as their case names say: divN, lengths"
                 console.print(f"  {note} over N; 1inN, one request in N.", style="dim")
@@ -284,8 +287,9 @@ def show(rows: Sequence[Row], folder: Path) -> None:
         console.print(f"and {len(failures) - FAILURES_SHOWN} more failures", style="red")
     failed = sum(row.failed for row in rows)
     passed = sum(row.status == "PASSED" for row in rows)
-    verdict = f"[bold red]{failed} failed[/], " if failed else ""
-    console.print(f"{verdict}{passed} passed; everything is in {folder}/", highlight=False)
+    verdict = f"{failed} failed, " * (failed > 0) + f"{passed} passed; everything is in {folder}/"
+    style = "bold red" if failed else "bold"
+    console.print(verdict, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ if not __package__:
 import typer
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from experiments.cli import console, run_as_script
 from experiments.fingerprint import driver_version, package_version
@@ -66,26 +67,15 @@ def _table(findings: list[Finding]) -> Table:
     table.add_column("to do", ratio=2)
     for each in findings:
         style = STYLES[each.status]
-        table.add_row(each.name, f"[{style}]{each.status}[/]", each.detail, each.advice)
+        table.add_row(each.name, Text(each.status, style), Text(each.detail), Text(each.advice))
     return table
 
 
 def examine() -> Iterator[Finding]:
     """All findings, the base first."""
-    for check in (
-        _python,
-        _numpy,
-        _ops,
-        _gpu,
-        _cupy,
-        _nvrtc,
-        _headers,
-        _compiler,
-        _numba,
-        _torch,
-        _jax,
-        _cache,
-    ):
+    base = (_python, _numpy, _ops)
+    extras = (_gpu, _cupy, _nvrtc, _headers, _compiler, _numba, _torch, _jax, _cache)
+    for check in base + extras:
         yield from _guarded(check)
     yield from clashes(_versions())
 

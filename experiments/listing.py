@@ -39,7 +39,7 @@ def list_ops(
     for op in chosen:
         console.print(_table(op))
         for line in _reasons(op):
-            console.print(f"  {line}", style="dim", highlight=False)
+            console.print(f"  {line}", style="dim", highlight=False, markup=False)
 
 
 def inventory(op: Op) -> list[dict[str, object]]:

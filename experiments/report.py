@@ -27,9 +27,9 @@ a launch, from events around replays of a CUDA graph that are queued behind othe
 replays of all variants of a case take turns. L2 is "cold" where launches rotate over so many
 copies of the arrays that more than twice the L2 cache is touched between two uses of one. % of
 copy is the time of a device-to-device copy of the same number of bytes, measured in the same
-rounds, over the variant's. Variants whose quartiles overlap share a rank. Eager launch is host
-time for a call of the op from Python. Host seconds are the time of a whole check on the CPU and
-say nothing about a GPU.
+rounds, over the variant's. Variants whose quartiles overlap share a rank. Eager launch is the
+host time of a call of the op from Python, on the case at hand. Host seconds are the time of a
+whole check on the CPU and say nothing about a GPU.
 """
 
 

@@ -346,6 +346,12 @@ def test_doctor_says_what_is_there():
         assert each["status"] == "ok" or each["advice"] or each["detail"]
 
 
+def test_doctor_shows_brackets_of_extras(capsys):
+    advice = "pip install 'mla-sandbox[torch]'"
+    doctor.console.print(doctor._table([doctor.Finding("torch", "missing", "none", advice)]))
+    assert "[torch]" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("versions", "clash"),
     [
