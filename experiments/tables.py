@@ -105,7 +105,8 @@ def cpu_table(op: str, rows: Sequence[Row]) -> Table:
     table = Table(title=f"{op}: correctness", box=box.SIMPLE_HEAD, title_style="bold")
     headings = ("variant", "target", *STATUSES[:3], "not run", "worst error/allowed", HOST_SECONDS)
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in headings[:2] else "right")
+        named = heading in headings[:2]
+        table.add_column(heading, justify="left" if named else "right", no_wrap=named)
     for (variant, target), group in _by_variant(rows):
         counts = {status: sum(row.status == status for row in group) for status in STATUSES}
         worst = max((row.error for row in group if row.error is not None), default=None)
