@@ -103,7 +103,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
 def cpu_table(op: str, rows: Sequence[Row]) -> Table:
     """A line for each variant: how many cases passed on its target, and the worst error."""
     table = Table(title=f"{op}: correctness", box=box.SIMPLE_HEAD, title_style="bold")
-    headings = ("variant", "target", *STATUSES[:3], "not run", "worst error/allowed", HOST_SECONDS)
+    headings = ("variant", "target", *STATUSES[:3], "not run", "worst error / allowed", HOST_SECONDS)
     for heading in headings:
         named = heading in headings[:2]
         table.add_column(heading, justify="left" if named else "right", no_wrap=named)
