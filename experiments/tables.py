@@ -101,9 +101,9 @@ def remarks(rows: Sequence[Row]) -> list[str]:
 
 
 def cpu_table(op: str, rows: Sequence[Row]) -> Table:
-    """A line for each variant: how many cases passed on its target, and the worst error."""
+    """A line for each variant: how many cases passed on its target, and the largest error."""
     table = Table(title=f"{op}: correctness", box=box.SIMPLE_HEAD, title_style="bold")
-    headings = ("variant", "target", *STATUSES[:3], "not run", "worst error / allowed", HOST_SECONDS)
+    headings = ("variant", "target", *STATUSES[:3], "not run", "error / allowed", HOST_SECONDS)
     for heading in headings:
         named = heading in headings[:2]
         table.add_column(heading, justify="left" if named else "right", no_wrap=named)
