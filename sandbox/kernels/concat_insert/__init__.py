@@ -95,9 +95,9 @@ def concat_insert_prefill(
         `(q_out, k_out)`. Rows from T on, of arrays that the caller gave, are left as they are.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind, dtype, rank or size, q_out
-            overlaps q without being q, or (where values are checked) a slot or a position is out of
-            range; nothing has been written.
+        TypeError, ValueError: an argument is of the wrong kind, dtype, rank or size, an output
+            shares memory with another argument, or (where values are checked) a slot or a
+            position is out of range; nothing has been written.
     """
     tokens, k_pe = checks.rows_to_insert(kv_c, k_pe, cache, slot_mapping)
     checks.heads(k_nope, "k_nope", "P", kv_c, tokens)
@@ -112,7 +112,8 @@ def concat_insert_prefill(
     for name, value in (("q_out", q_out), ("k_out", k_out)):
         shape = (checks.output_rows(value, name, tokens), q.shape[1], width)
         outputs[name] = Output(shape, q.dtype)
-    checks.in_place_or_apart(q, q_out)
+    inputs = {"q": q, "k_nope": k_nope, "k_pe": k_pe, "kv_c": kv_c, "slot_mapping": slot_mapping}
+    checks.apart({"q_out": q_out, "k_out": k_out}, {**inputs, **rotation, "cache": cache})
     return {"k_pe": k_pe, **rotation, **outputs}
 
 
@@ -157,8 +158,9 @@ def concat_insert_decode(
         `q_out`. Rows from T on, of an array that the caller gave, are left as they are.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind, dtype, rank or size, or (where
-            values are checked) a slot or a position is out of range; nothing has been written.
+        TypeError, ValueError: an argument is of the wrong kind, dtype, rank or size, q_out
+            shares memory with another argument, or (where values are checked) a slot or a
+            position is out of range; nothing has been written.
     """
     tokens, k_pe = checks.rows_to_insert(kv_c, k_pe, cache, slot_mapping)
     checks.heads(ql_nope, "ql_nope", "L", kv_c, tokens)
@@ -169,4 +171,7 @@ def concat_insert_decode(
     require.size(q_pe, "q_pe", 2, k_pe.shape[1], "k_pe's R")
     rotation = checks.rope(positions, cos_sin, k_pe.shape[1], tokens)
     shape = (checks.output_rows(q_out, "q_out", tokens), ql_nope.shape[1], cache.shape[2])
+    inputs = {"ql_nope": ql_nope, "q_pe": q_pe, "kv_c": kv_c, "k_pe": k_pe}
+    inputs |= {"slot_mapping": slot_mapping, "cache": cache}
+    checks.apart({"q_out": q_out}, {**inputs, **rotation})
     return {"q_pe": q_pe, "k_pe": k_pe, **rotation, "q_out": Output(shape, cache.dtype)}

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sandbox import arrays
 from sandbox.cache_formats import FORMATS
 from sandbox.kernels import require
 
 
-def rows_to_insert(
-    kv_c: Any, k_pe: Any, cache: Any, slot_mapping: Any
-) -> tuple[int, Any]:
+def rows_to_insert(kv_c: Any, k_pe: Any, cache: Any, slot_mapping: Any) -> tuple[int, Any]:
     """Check the arguments that make cache rows.
 
     Returns:
@@ -38,7 +35,8 @@ def rows_to_insert(
     require.strided_rows(cache, "cache")
     if cache.shape[1] == 0:
         raise ValueError(f"cache has shape {tuple(cache.shape)}: block_size must be positive")
-    if any(stride == 0 for length, stride in zip(cache.shape, cache.strides) if length > 1):
+    steps = [stride for length, stride in zip(cache.shape, cache.strides) if length > 1]
+    if cache.size and 0 in steps:
         raise ValueError("cache overlaps itself: a broadcast view cannot be written")
     tokens = token_ids(slot_mapping, "slot_mapping")
     per_token(kv_c, "kv_c", tokens)
@@ -91,24 +89,20 @@ def output_rows(value: Any, name: str, tokens: int) -> int:
     if value is None:
         return tokens
     require.array(value, name, "tokens", "N", "columns")
+    require.strided_rows(value, name)
     per_token(value, name, tokens)
     return value.shape[0]
 
 
-def in_place_or_apart(q: Any, q_out: Any) -> None:
-    """`q_out` is q's own memory, element on element, or it does not touch it."""
-    if q_out is None or not q.size or not q_out.size:
+def apart(outputs: dict[str, Any], others: dict[str, Any]) -> None:
+    """Outputs of the caller share no memory with anything else, but `q_out` may be q itself."""
+    places = [require.Memory(value, name) for name, value in outputs.items() if value is not None]
+    if not places:
         return
-    (first, last), (out_first, out_last) = _extent(q), _extent(q_out)
-    same = first == out_first and q.strides == q_out.strides
-    if not same and first < out_last and out_first < last:
-        raise ValueError("q_out overlaps q: pass q itself to work in place, or memory of its own")
-
-
-def _extent(array: Any) -> tuple[int, int]:
-    first = arrays.address(array)
-    span = sum((length - 1) * stride for length, stride in zip(array.shape, array.strides))
-    return first, first + span + array.dtype.itemsize
+    rest = [require.Memory(value, name) for name, value in others.items() if value is not None]
+    for number, place in enumerate(places):
+        for other in (*rest, *places[:number]):
+            place.apart(other, or_same=(place.name, other.name) == ("q_out", "q"))
 
 
 def values(

@@ -21,9 +21,7 @@ def _kernel(dtype: np.dtype) -> Any:
     turn = turner(to_float32(dtype), from_float32(dtype))
 
     @cuda.jit
-    def decode_scalar(
-        ql_nope, q_pe, kv_c, k_pe, cache, slot_mapping, positions, cos_sin, q_out
-    ):
+    def decode_scalar(ql_nope, q_pe, kv_c, k_pe, cache, slot_mapping, positions, cos_sin, q_out):
         token, head = cuda.blockIdx.x, cuda.blockIdx.y
         latent, pairs = kv_c.shape[1], k_pe.shape[1] // 2
         if head < q_out.shape[1]:

@@ -21,9 +21,7 @@ def _kernel(dtype: np.dtype, word: np.dtype) -> Any:
     turn_word = word_turner(dtype, word)
 
     @cuda.jit
-    def decode_vector(
-        ql_nope, q_pe, kv_c, k_pe, cache, slot_mapping, positions, cos_sin, q_out
-    ):
+    def decode_vector(ql_nope, q_pe, kv_c, k_pe, cache, slot_mapping, positions, cos_sin, q_out):
         token, head = cuda.blockIdx.x, cuda.blockIdx.y * ROWS + cuda.threadIdx.y
         latent, rope = kv_c.shape[1], k_pe.shape[1]
         if head < q_out.shape[1]:

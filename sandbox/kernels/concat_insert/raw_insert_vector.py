@@ -12,7 +12,7 @@ IN_FLIGHT = 3
 
 @concat_insert.variant("raw_vector", kind="cuda", preference=30)
 def raw_vector(**arguments: Any) -> None:
-    """A block a tile of tokens as one flat run of 16-byte vectors, rows found once in shared memory."""
+    """A block a tile of tokens as one flat run of 16-byte vectors, each row found once."""
     kv_c, k_pe, cache = arguments["kv_c"], arguments["k_pe"], arguments["cache"]
     item, tokens = kv_c.dtype.itemsize, arguments["slot_mapping"].shape[0]
     vector = widest_vector(kv_c, k_pe, cache)

@@ -13,7 +13,11 @@ THREADS = 256
 def raw_element(**arguments: Any) -> None:
     """One thread an element or a rotated pair of any output row, in one launch."""
     k_nope, k_pe, kv_c = arguments["k_nope"], arguments["k_pe"], arguments["kv_c"]
-    tokens, (heads, nope), rope = arguments["slot_mapping"].shape[0], k_nope.shape[1:], k_pe.shape[1]
+    tokens, (heads, nope), rope = (
+        arguments["slot_mapping"].shape[0],
+        k_nope.shape[1:],
+        k_pe.shape[1],
+    )
     macros = {
         "THREADS": THREADS,
         "ELEMENT": kv_c.dtype,

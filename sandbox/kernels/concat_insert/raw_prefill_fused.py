@@ -15,9 +15,13 @@ FEWEST_HEADS = 8
 
 @concat_insert_prefill.variant("raw_fused", kind="cuda", preference=30)
 def raw_fused(**arguments: Any) -> None:
-    """A block a token: angles and key read once for all heads, four 16-byte loads in flight a thread."""
+    """Two blocks a token, queries and keys: angles and key read once, four loads in flight."""
     k_nope, kv_c, k_pe = arguments["k_nope"], arguments["kv_c"], arguments["k_pe"]
-    tokens, (heads, nope), rope = arguments["slot_mapping"].shape[0], k_nope.shape[1:], k_pe.shape[1]
+    tokens, (heads, nope), rope = (
+        arguments["slot_mapping"].shape[0],
+        k_nope.shape[1:],
+        k_pe.shape[1],
+    )
     vector = prefill_vector(arguments)
     macros = {
         "THREADS": THREADS,

@@ -34,9 +34,7 @@ def rope_columns(source: Any, target: Any, positions: Any, cos_sin: Any) -> None
     _rope(source, target, target.shape, strides, positions, cos_sin, None, (1, 0))
 
 
-def rope_cached(
-    k_pe: Any, cache: Any, slot_mapping: Any, positions: Any, cos_sin: Any
-) -> None:
+def rope_cached(k_pe: Any, cache: Any, slot_mapping: Any, positions: Any, cos_sin: Any) -> None:
     """Rotate `[T, R]` into the last columns of the cache's rows; nothing without positions."""
     if positions is None:
         return
