@@ -42,10 +42,6 @@ __device__ __forceinline__ void rotate_queries(const char* from, long long from_
   if (threadIdx.x >= LANES * STEP) return;  // the rest would turn heads a second time
 #pragma unroll 1
   for (int piece = threadIdx.x % LANES; piece < PIECES; piece += LANES) {
-    Angles<PAIRS> angles;
-    if (table.rows != nullptr) {
-      angles = angles_at<PAIRS, TABLE_VECTOR>(table, position, ROPE / 2, piece * PAIRS);
-    }
 #pragma unroll 1
     for (int first = threadIdx.x / LANES; first < heads; first += STEP * IN_FLIGHT) {
       Vector<PIECE> values[IN_FLIGHT];
@@ -55,6 +51,10 @@ __device__ __forceinline__ void rotate_queries(const char* from, long long from_
         if (head < heads) {
           values[i] = load_piece<PIECE, VECTOR>(from + head * from_stride + piece * PIECE);
         }
+      }
+      Angles<PAIRS> angles;  // wanted only now, so that the heads do not wait for the position
+      if (table.rows != nullptr) {
+        angles = angles_at<PAIRS, TABLE_VECTOR>(table, position, ROPE / 2, piece * PAIRS);
       }
 #pragma unroll
       for (int i = 0; i < IN_FLIGHT; ++i) {
