@@ -1,42 +1,25 @@
-"""The host runner: CUDA C++ compiled and run on the CPU, and the faults that it finds."""
+"""The host runner: CUDA C++ compiled and run on the CPU."""
 
 import ctypes
 import math
-import os
-import re
 import struct
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from host_launch import KERNELS, both_builds, launch, module, needs_host
 
 from sandbox.kernels.cuda import host_runner
-from sandbox.kernels.cuda.host_runner import HostModule, KernelFault, unavailable_reason
+from sandbox.kernels.cuda.host_runner import HostModule, unavailable_reason
 from sandbox.kernels.cuda.source import CompileError, KernelSource, MissingDependency
 
-KERNELS = Path(__file__).with_name("kernels")
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 
-pytestmark = pytest.mark.skipif(bool(unavailable_reason()), reason=str(unavailable_reason()))
-
-
-def module(file: str, entry: str, *, checked: bool = True, **macros: str) -> HostModule:
-    macros = {"ELEMENT": "float", **macros} if file == "features.cu" else macros
-    return HostModule(KernelSource(KERNELS / file, entry), macros, checked=checked)
-
-
-def launch(kernel: HostModule, grid, block, *arguments, **options) -> None:
-    """Ints become C ints, tuples get three numbers."""
-    arguments = [ctypes.c_int(a) if isinstance(a, int) else a for a in arguments]
-    kernel.launch((*grid, 1, 1)[:3], (*block, 1, 1)[:3], arguments, **options)
-
-
-both_builds = pytest.mark.parametrize("checked", [False, True], ids=["plain", "checked"])
+pytestmark = needs_host
 
 
 @both_builds
@@ -238,157 +221,6 @@ def test_a_sleeping_thread_lets_others_run():
     assert turn[0] == 48
 
 
-FAULTS = {
-    "reads_past_the_end": r"thread \(60,0,0\): 4-byte read at {here} right past the end of "
-    r"argument `in`, which has 256 bytes",
-    "writes_before_the_start": "4-byte write .* 8 bytes before the start of argument `out`",
-    "writes_between_rows": r"thread \(41,0,0\): .* bytes \d+ to \d+ from the start of argument "
-    "`out`, which its strides leave out",
-    "copies_past_the_end": "260-byte read .* whose last 4 bytes lie past the end of argument `in`",
-    "misaligned": "uint4.* at a misaligned address: 4 bytes past a multiple of 16 at {here}",
-    "writes_its_input": "4-byte write at {here} of argument `in`, .* takes as const",
-    "missing_barrier": r"read at {here} of shared `tile`, byte \d+, (a race with|which no)",
-    "missing_second_barrier": r"thread \(\d+,0,0\): 4-byte (read|write) at {here} of "
-    r"dynamic shared memory, byte \d+, a race with the (read|write) at {here} by thread",
-    "missing_warp_barrier": r"shared `tile`, byte \d+, (a race with|which no)",
-    "counts_without_atomics": "shared `count`, byte 0, a race with the",
-    "uninitialised": "shared `tile`, byte 0, which no thread of the block has written",
-    "past_dynamic_shared": "write at .* right past the end of dynamic shared memory, .* 256 bytes",
-    "two_barriers": r"comes to __syncthreads at {here}, but thread .* waits in "
-    r"__syncthreads at {here}",
-    "barrier_after_return": r"waits in __syncthreads at {here} for thread \(50,0,0\), which "
-    "has returned",
-    "reads_a_returned_lane": "__shfl_xor_sync .* reads lane 5, which has returned",
-    "reads_outside_the_mask": "__shfl_sync .* mask 0x0000ffff reads lane 16, which is not in the",
-    "lane_elsewhere": "waits in .* for lane .*, but that lane waits in",
-    "not_in_its_own_mask": "mask 0xfffffffe, in which its own lane 0 is not",
-}
-IN_EVERY_BUILD = (
-    "two_barriers",
-    "barrier_after_return",
-    "reads_a_returned_lane",
-    "reads_outside_the_mask",
-    "lane_elsewhere",
-    "not_in_its_own_mask",
-)
-
-
-def expected(entry: str, pattern: str) -> str:
-    """`pattern` with `{here}` as the lines of the entry that are marked so."""
-    lines = (KERNELS / "faults.cu").read_text().splitlines()
-    start = next(i for i, line in enumerate(lines) if f"void {entry}(" in line)
-    end = lines.index("}", start)
-    here = [str(i + 1) for i in range(start, end) if lines[i].endswith("// here")]
-    return pattern.replace("{here}", rf"faults\.cu:(?:{'|'.join(here)})\b")
-
-
-def faulty(
-    entry: str, broken: bool, *, checked: bool = True, seed: int | None = None
-) -> np.ndarray:
-    """Run a kernel of faults.cu; gives its output."""
-    dtype = np.int32 if entry in ("counts_without_atomics", "not_in_its_own_mask") else np.float32
-    values = np.arange(64).astype(dtype)
-    out = np.full((8, 8), -1, dtype)
-    passed = out[:, :4] if entry == "writes_between_rows" else out
-    kernel = module("faults.cu", entry, checked=checked)
-    launch(kernel, (1,), (64,), passed, values, int(broken), shared_bytes=256, seed=seed)
-    return out.ravel()
-
-
-@pytest.mark.parametrize("entry", FAULTS)
-def test_faults_of_the_checked_build(entry):
-    faulty(entry, False)
-    for seed in (None, 5):
-        with pytest.raises(KernelFault) as caught:
-            faulty(entry, True, seed=seed)
-        message = str(caught.value)
-        assert re.match(rf"{entry}, block \(0,0,0\), thread \(\d+,0,0\): ", message)
-        if seed is None:
-            assert re.search(expected(entry, FAULTS[entry]), message), message
-
-
-@pytest.mark.parametrize("entry", IN_EVERY_BUILD)
-def test_faults_of_the_plain_build(entry):
-    faulty(entry, False, checked=False)
-    with pytest.raises(KernelFault, match=expected(entry, FAULTS[entry])):
-        faulty(entry, True, checked=False)
-
-
-@pytest.mark.parametrize("entry", ["missing_barrier", "missing_warp_barrier", "uninitialised"])
-def test_a_shuffled_schedule_shows_races_in_the_plain_build(entry):
-    right = faulty(entry, False, checked=False)
-    for seed in range(4):
-        np.testing.assert_array_equal(faulty(entry, False, checked=False, seed=seed), right)
-        assert not np.array_equal(faulty(entry, True, checked=False, seed=seed), right)
-
-
-def test_a_seed_repeats_its_schedule():
-    runs = [faulty("missing_barrier", True, checked=False, seed=seed) for seed in (1, 1, 2)]
-    np.testing.assert_array_equal(runs[0], runs[1])
-    assert not np.array_equal(runs[0], runs[2])
-
-
-UNDEFINED = {
-    1: r"signed overflow: 70000 \* 70000 does not fit 'int' at {here}",
-    2: r"shift of a 'int' \(1\) by 32 bits",
-    3: "division of 7 by zero",
-    4: r"index 4 out of bounds of 'int \[4\]'",
-    5: r"__trap\(\) at {here}",
-    6: r"assertion `in\[0\] > 1000` failed at {here}",
-    7: "store to a null pointer to 'int'",
-}
-
-
-def test_undefined_arithmetic():
-    kernel = module("faults.cu", "undefined_arithmetic")
-    values, out = np.zeros(64, np.int32), np.zeros(64, np.int32)
-    launch(kernel, (1,), (64,), out, values, 0)
-    assert out.tolist() == [1, 2, 3, 4] * 16
-    values[0] = 1
-    launch(kernel, (1,), (64,), out, values, 0)
-    for which, pattern in UNDEFINED.items():
-        values[0] = 70000 if which == 1 else 0
-        with pytest.raises(KernelFault, match=expected("undefined_arithmetic", pattern)):
-            launch(kernel, (1,), (64,), out, values, which)
-
-
-def test_traps_and_assertions_of_the_plain_build():
-    kernel = module("faults.cu", "undefined_arithmetic", checked=False)
-    arrays = np.zeros(64, np.int32), np.zeros(64, np.int32)
-    for which in (5, 6):
-        with pytest.raises(KernelFault, match=expected("undefined_arithmetic", UNDEFINED[which])):
-            launch(kernel, (1,), (64,), *arrays, which)
-    launch(kernel, (1,), (64,), *arrays, 0)
-
-
-def test_races_on_global_memory_when_asked_for():
-    kernel = module("faults.cu", "blocks_write_one_place")
-    out, values = np.zeros(64, np.int32), np.arange(64, dtype=np.int32)
-    launch(kernel, (3,), (64,), out, values, 1)
-    launch(kernel, (3,), (64,), out, values, 0, global_races=True)
-    with pytest.raises(KernelFault, match=r"of byte 0 of argument `out`, which block \(\d,0,0\), "):
-        launch(kernel, (3,), (64,), out, values, 1, global_races=True)
-
-
-def test_the_first_faulty_block_is_reported():
-    kernel = module("faults.cu", "barrier_after_return")
-    arrays = np.zeros(64, np.float32), np.zeros(64, np.float32)
-    for _ in range(3):
-        with pytest.raises(KernelFault, match=r"block \(0,0,0\)"):
-            launch(kernel, (900,), (64,), *arrays, 1)
-
-
-def test_arrays_that_share_memory_still_do_when_checked():
-    kernel = module("faults.cu", "writes_its_input")
-    both = np.arange(64, dtype=np.float32)
-    launch(kernel, (1,), (32,), both[32:], both, 0)
-    np.testing.assert_array_equal(both, np.tile(np.arange(32), 2))
-    backwards = np.zeros(40, np.float32)[::-2]  # its first element lies highest
-    with pytest.raises(KernelFault, match="right past the end of argument `out`, which has 156"):
-        launch(kernel, (1,), (32,), backwards, both, 0)
-    np.testing.assert_array_equal(backwards, 0)
-
-
 def test_limits_of_a_launch():
     kernel = module("faults.cu", "writes_its_input", checked=False)
     arrays = np.zeros(64, np.float32), np.zeros(64, np.float32)
@@ -450,10 +282,10 @@ def test_dynamic_shared_memory_as_it_may_be_declared(tmp_path):
 
 
 def test_a_name_of_the_c_library_is_free(tmp_path):
-    path = tmp_path / "index.cu"
-    path.write_text('extern "C" __global__ void index(float* out) { out[0] = 7.0f; }\n')
+    path = tmp_path / "ftw.cu"
+    path.write_text('extern "C" __global__ void ftw(float* out) { out[0] = 7.0f; }\n')
     out = np.zeros(1, np.float32)
-    launch(HostModule(KernelSource(path, "index"), {}, checked=False), (1,), (1,), out)
+    launch(HostModule(KernelSource(path, "ftw"), {}, checked=False), (1,), (1,), out)
     assert out[0] == 7
 
 
@@ -466,24 +298,11 @@ def test_what_is_missing_is_named(monkeypatch):
         host_runner.compiler()
 
 
-def test_the_portable_context_switch(tmp_path):
-    """That of other processors: built and run in a process of its own."""
-    script = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from sandbox.kernels.cuda import host_runner
-compile_ = host_runner._compile
-def portable(arguments, *rest):
-    compile_([*arguments, "-DSANDBOX_UCONTEXT=1", "-O0"], *rest)
-host_runner._compile = portable
-host_runner._precompiled_prelude = lambda flags: []
-import test_host_runner as tests
-tests.test_shared_memory(False, 1, 256)
-tests.test_faults_of_the_plain_build("barrier_after_return")
-tests.test_shared_memory(False, None, 32)
-"""
-    environment = {**os.environ, "MLA_SANDBOX_CACHE": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
-    )
-    assert not done.returncode, done.stderr
+@pytest.mark.parametrize("portable", [0, 1], ids=["native", "portable"])
+def test_context_switch(portable, tmp_path):
+    runtime = Path(host_runner.__file__).with_name("host") / "runtime"
+    program = tmp_path / "fibers"
+    sources = [KERNELS / "fibers.cpp", runtime / "fiber.cpp"]
+    flags = ["-std=c++17", "-O2", f"-DSANDBOX_UCONTEXT={portable}", f"-I{runtime}", "-o", program]
+    subprocess.run([host_runner.compiler(), *flags, *sources], check=True)
+    subprocess.run([program], check=True)

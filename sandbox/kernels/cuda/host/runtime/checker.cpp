@@ -36,10 +36,12 @@ Checker::Checker(Worker& worker, char* dynamic_shared)
       module_(find_module(worker.launch())),
       dynamic_{dynamic_shared, dynamic_shared + worker.launch().shared_bytes} {
     shadow_.resize(module_.shared.size() + dynamic_.size());
-    for (uint3* index : {&threadIdx, &blockIdx, &blockDim, &gridDim}) {
-        char* low = reinterpret_cast<char*>(index);
-        module_.readable.push_back({low, low + sizeof *index});
-    }
+    const auto readable = [this](auto& variable) {
+        char* low = reinterpret_cast<char*>(&variable);
+        module_.readable.push_back({low, low + sizeof variable});
+    };
+    for (uint3* index : {&threadIdx, &blockIdx, &blockDim, &gridDim}) readable(*index);
+    readable(sandbox_dynamic_shared);
 }
 
 void Checker::access(const void* at, size_t bytes, Access kind, const void* return_address) {

@@ -6,8 +6,12 @@
 #include <cstdint>
 #include <new>
 
-#if !defined(__x86_64__) && !defined(__aarch64__) && !defined(SANDBOX_UCONTEXT)
+#ifndef SANDBOX_UCONTEXT
+#if defined(__x86_64__) || defined(__aarch64__)
+#define SANDBOX_UCONTEXT 0
+#else
 #define SANDBOX_UCONTEXT 1
+#endif
 #endif
 
 Fiber::Fiber(unsigned number) {
