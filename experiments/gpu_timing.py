@@ -17,6 +17,7 @@ import numpy as np
 from experiments import measure
 from experiments.gpu_work import Filler, copy_bytes, elapsed_us, host_us, random_bytes
 from experiments.measure import VariantFailed
+from sandbox import arrays
 from sandbox.kernels import conformance
 from sandbox.kernels.case import Case
 from sandbox.kernels.cuda import device_info
@@ -65,7 +66,7 @@ class ArgumentSets:
         self._op = op
         self._pristine = arguments
         written = {id(arguments[name]) for name in op.written(arguments)}
-        arrays_of_call = {n: a for n, a in arguments.items() if hasattr(a, "strides")}
+        arrays_of_call = {n: a for n, a in arguments.items() if arrays.is_array(a)}
         self._own = {n: a for n, a in arrays_of_call.items() if id(a) in written}
         shared = {n: a for n, a in arrays_of_call.items() if id(a) not in written}
         self.in_place = any(name not in op.written(arguments) for name in self._own)
@@ -79,7 +80,7 @@ class ArgumentSets:
     def bytes_of_set(op: Op, arguments: dict[str, Any], variants: int) -> int:
         """Memory of one set."""
         own = {id(arguments[name]) for name in op.written(arguments)}
-        found = {id(a): a.nbytes for a in arguments.values() if hasattr(a, "strides")}
+        found = {id(a): a.nbytes for a in arguments.values() if arrays.is_array(a)}
         return sum(size * (variants if key in own else 1) for key, size in found.items())
 
     def calls(self, variant: Variant) -> list[Callable[[], Any]]:
@@ -170,8 +171,14 @@ def copy_contender(noise: Any, sets: int) -> Contender:
     return made
 
 
-def replay_in_turn(contenders: dict[str, Contender], budget_s: float, stage: Stage) -> None:
-    """Fill the contenders' samples, a replay of each in every round."""
+def replay_in_turn(
+    contenders: dict[str, Contender], warm: bool, budget_s: float, stage: Stage
+) -> None:
+    """Fill the contenders' samples, a replay of each in every round.
+
+    The work ahead of a replay sweeps the L2 cache; where it should be `warm`, an untimed replay
+    comes between.
+    """
     filler = Filler()
     for each in contenders.values():
         stage(each.name)
@@ -184,7 +191,9 @@ def replay_in_turn(contenders: dict[str, Contender], budget_s: float, stage: Sta
         for name in measure.order(list(contenders), rounds):
             each = contenders[name]
             with blamed(name):
-                filler.enqueue(50.0 + 2 * each.host_us)
+                filler.enqueue(50.0 + 3 * each.host_us)
+                if warm:
+                    each.enqueue()
                 each.samples_us.append(elapsed_us(each.enqueue) / each.launches)
         rounds += 1
 
@@ -211,7 +220,7 @@ def time_case(
     """
     arguments = conformance.prepare(op, case, cp)
     expected = op.reference(**conformance.checked_arguments(op, arguments))
-    noise = random_bytes(max(16, op.cost(case).bytes // 2))
+    noise = random_bytes(measure.copy_bytes_for(op.cost(case).bytes))
     cp.cuda.runtime.deviceSynchronize()  # the stream below does not wait for the default one
     cp.get_default_memory_pool().free_all_blocks()
     with cp.cuda.Stream(non_blocking=True):
@@ -244,7 +253,7 @@ def _time_prepared(
             contenders[variant.name] = contender(variant, calls[variant.name])
             eager_us[variant.name] = eager_launch_us(calls[variant.name][0])
     sets.poison()
-    replay_in_turn(contenders, budget_s, stage)
+    replay_in_turn(contenders, not rotation.cold, budget_s, stage)
     if sets.in_place:  # many calls on the same values are not what the oracle knows
         sets.poison()
         for name in names:

@@ -54,6 +54,12 @@ def rotation(bytes_touched: int, l2_bytes: int, most_sets: int = MAX_SETS) -> Ro
     return Rotation(sets, reuse, reuse > COLD_FACTOR * l2_bytes)
 
 
+def copy_bytes_for(moved: int) -> int:
+    """Bytes to copy so that as many are moved: half of them, in whole 16-byte words, since the
+    copy of anything else is much slower."""
+    return max(1, -(-moved // 32)) * 16
+
+
 def launches(sets: int, launch_us: float) -> int:
     """Launches in one replay: whole turns through the sets that last about `REPLAY_US`."""
     turns = max(1, round(REPLAY_US / (sets * max(launch_us, 0.1))))

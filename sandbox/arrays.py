@@ -381,6 +381,12 @@ def to_torch(array: Any) -> Any:
     return TorchKind.on(array.data.device_id if is_gpu(array) else None).export(array)
 
 
+def is_array(value: Any) -> bool:
+    """Whether `value` is an adopted array; NumPy's scalars, which look like arrays, are not."""
+    cupy = sys.modules.get("cupy")
+    return isinstance(value, np.ndarray) or (cupy is not None and isinstance(value, cupy.ndarray))
+
+
 def address(array: Any) -> int:
     """Address of the first element of an adopted array."""
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr

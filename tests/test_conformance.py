@@ -19,7 +19,7 @@ def problems() -> Iterator[object]:
                         yield pytest.param(op, variant, target, case, id=name, marks=marks)
 
 
-@pytest.mark.parametrize(("op", "variant", "target", "case"), problems())
+@pytest.mark.parametrize(("op", "variant", "target", "case"), list(problems()))
 def test_matches_the_oracle(op, variant, target, case):
     if reason := variant.unavailable(target):
         pytest.skip(reason)

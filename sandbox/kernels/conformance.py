@@ -125,7 +125,7 @@ def guard(arguments: dict[str, Any]) -> dict[str, Guarded]:
     copies: dict[int, Guarded] = {}
     guarded = {}
     for name, value in arguments.items():
-        if hasattr(value, "strides"):
+        if arrays.is_array(value):
             guarded[name] = copies.setdefault(id(value), Guarded(value))
     return guarded
 

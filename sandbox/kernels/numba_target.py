@@ -62,7 +62,7 @@ def launch(kernel: Any, grid: Any, block: Any, *arguments: Any) -> None:
     if 0 in extent:
         return
     wrap = _simulated_array if SIMULATED else _device_array
-    prepared = [wrap(bits(a)) if hasattr(a, "strides") else a for a in arguments]
+    prepared = [wrap(bits(a)) if arrays.is_array(a) else a for a in arguments]
     stream = 0 if SIMULATED else cuda.external_stream(arrays.current_stream_pointer())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -15,7 +15,7 @@ def array(value: Any, name: str, *axes: str) -> None:
     """An array with one axis for each name in `axes`."""
     if value is None:
         raise TypeError(f"{name} is missing, expected an array [{', '.join(axes)}]")
-    if not hasattr(value, "strides"):
+    if not arrays.is_array(value):
         raise TypeError(f"{name} is {type(value).__name__}, expected an array")
     if value.ndim != len(axes):
         raise ValueError(

@@ -31,7 +31,7 @@ def row_finder() -> Any:
         if request < 0 or request >= requests:
             return NOT_OWNED
         position = row - cu_seq_lens[request]
-        if seq_starts is not None:
+        if seq_starts.shape[0] > 0:
             position += seq_starts[request]
         if position < 0:
             return NOT_FOUND
@@ -44,6 +44,11 @@ def row_finder() -> Any:
         return block * block_size + position % block_size
 
     return find
+
+
+def starts_or_none(cu_seq_lens: Any, seq_starts: Any) -> Any:
+    """An empty array for None, which Numba's device functions cannot compare."""
+    return cu_seq_lens[:0] if seq_starts is None else seq_starts
 
 
 @functools.cache
@@ -72,6 +77,7 @@ def numba_scalar(
 ) -> None:
     """One thread an element."""
     blocks = -(-num_tokens * cache.shape[2] // THREADS)
+    starts = starts_or_none(cu_seq_lens, seq_starts)
     numba_target.launch(
-        _kernel(), blocks, THREADS, cache, block_table, cu_seq_lens, seq_starts, num_tokens, out
+        _kernel(), blocks, THREADS, cache, block_table, cu_seq_lens, starts, num_tokens, out
     )

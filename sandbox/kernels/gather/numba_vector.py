@@ -10,7 +10,7 @@ import numpy as np
 from sandbox.kernels import numba_target
 from sandbox.kernels.gather import gather
 from sandbox.kernels.gather.launch import widest_vector
-from sandbox.kernels.gather.numba_scalar import NOT_FOUND, row_finder
+from sandbox.kernels.gather.numba_scalar import NOT_FOUND, row_finder, starts_or_none
 from sandbox.kernels.numba_target import cuda
 
 LANES, ROWS = 32, 4
@@ -50,7 +50,7 @@ def numba_vector(
         cache.view(word),
         block_table,
         cu_seq_lens,
-        seq_starts,
+        starts_or_none(cu_seq_lens, seq_starts),
         num_tokens,
         out.view(word),
     )

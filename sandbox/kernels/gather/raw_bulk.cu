@@ -8,18 +8,17 @@ extern "C" __global__ void __launch_bounds__(ROWS)
     gather_bulk(const void* __restrict__ cache, long long page_stride,
                 long long row_stride, int block_size, int num_blocks,
                 const int* __restrict__ block_table, long long table_stride, int columns,
-                const int* __restrict__ cu_seq_lens, int requests,
+                const int* __restrict__ cu_seq_lens, int request_count,
                 const int* __restrict__ seq_starts, void* __restrict__ out,
                 long long out_stride, long long num_tokens) {
   extern __shared__ __align__(128) unsigned char rows[];
   __shared__ BulkBarrier loaded;
   if (threadIdx.x == 0) bulk_barrier_init(&loaded, ROWS);
   const long long row = blockIdx.x * (long long)ROWS + threadIdx.x;
-  const PagedCache paged = {page_stride, row_stride, block_size, num_blocks,
+  const PagedCache paged = {page_stride, row_stride,  block_size, num_blocks,
                             block_table, table_stride, columns};
-  const long long offset = row < num_tokens
-                               ? row_offset(paged, row, cu_seq_lens, requests, seq_starts)
-                               : ROW_NOT_OWNED;
+  const Requests requests = {cu_seq_lens, request_count, seq_starts};
+  const long long offset = row < num_tokens ? row_offset(paged, requests, row) : ROW_NOT_OWNED;
   unsigned char* staged = rows + threadIdx.x * ROW_BYTES;
   char* to = static_cast<char*>(out) + row * out_stride;
   __syncthreads();

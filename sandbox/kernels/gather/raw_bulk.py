@@ -6,7 +6,7 @@ from sandbox.kernels.gather import gather
 from sandbox.kernels.gather.launch import kernel_arguments, widest_vector
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "gather_bulk", min_cc=(9, 0))
-ROWS = 32
+ROWS = 16
 SHARED_BYTES = 200 * 1024
 
 

@@ -7,19 +7,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     gather_tile(const void* __restrict__ cache, long long page_stride,
                 long long row_stride, int block_size, int num_blocks,
                 const int* __restrict__ block_table, long long table_stride, int columns,
-                const int* __restrict__ cu_seq_lens, int requests,
+                const int* __restrict__ cu_seq_lens, int request_count,
                 const int* __restrict__ seq_starts, void* __restrict__ out,
                 long long out_stride, long long num_tokens) {
   constexpr int VECTORS = ROW_BYTES / VECTOR;
   constexpr int TILE = ROWS * VECTORS;
   __shared__ long long offsets[ROWS];
   const long long first_row = blockIdx.x * (long long)ROWS;
-  const PagedCache paged = {page_stride, row_stride, block_size, num_blocks,
+  const PagedCache paged = {page_stride, row_stride,  block_size, num_blocks,
                             block_table, table_stride, columns};
-  for (int i = threadIdx.x; i < ROWS; i += THREADS) {
-    const long long row = first_row + i;
-    offsets[i] = row < num_tokens ? row_offset(paged, row, cu_seq_lens, requests, seq_starts)
-                                  : ROW_NOT_OWNED;
+  const Requests requests = {cu_seq_lens, request_count, seq_starts};
+  if (threadIdx.x < 32) {
+    const long long left = num_tokens - first_row;
+    const long long offset =
+        row_offset_by_warp(paged, requests, first_row, left < ROWS ? left : ROWS);
+    if (threadIdx.x < ROWS) offsets[threadIdx.x] = offset;
   }
   __syncthreads();
   const char* pages = static_cast<const char*>(cache);

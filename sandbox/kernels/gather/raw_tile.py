@@ -6,8 +6,8 @@ from sandbox.kernels.gather import gather
 from sandbox.kernels.gather.launch import kernel_arguments, widest_vector
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "gather_tile")
-THREADS = 256
-ROWS = 16
+THREADS = 128
+ROWS = 8
 IN_FLIGHT = 5
 
 

@@ -6,17 +6,21 @@ from sandbox.kernels.gather import gather
 from sandbox.kernels.gather.launch import kernel_arguments, widest_vector
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "gather_warp")
-THREADS = 128
+THREADS = 64
+ROWS = 2
+MAX_IN_FLIGHT = 8
 
 
-@gather.variant("raw_warp", kind="cuda", preference=20)
+@gather.variant("raw_warp", kind="cuda", preference=40)
 def raw_warp(**arguments: Any) -> None:
-    """A warp a row, up to four 16-byte loads in flight a lane."""
+    """A warp two rows as one flat run of 16-byte vectors, found by all lanes together."""
     cache = arguments["cache"]
     macros = {
         "THREADS": THREADS,
+        "ROWS": ROWS,
+        "MAX_IN_FLIGHT": MAX_IN_FLIGHT,
         "VECTOR": widest_vector(cache, arguments["out"]),
         "ROW_BYTES": cache.shape[2] * cache.dtype.itemsize,
     }
-    blocks = -(-arguments["num_tokens"] // (THREADS // 32))
+    blocks = -(-arguments["num_tokens"] // (ROWS * THREADS // 32))
     KERNEL(blocks, THREADS, *kernel_arguments(**arguments), macros=macros)
