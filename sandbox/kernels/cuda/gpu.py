@@ -6,6 +6,7 @@ from sandbox.kernels.cuda import nvrtc
 from sandbox.kernels.cuda.abi import Argument
 from sandbox.kernels.cuda.cubin import kernel_info
 from sandbox.kernels.cuda.device import device_info
+from sandbox.kernels.cuda.overlap import OverlappingFunction
 from sandbox.kernels.cuda.source import KernelSource
 
 _SHARED_WITHOUT_OPT_IN = 48 * 1024
@@ -23,6 +24,7 @@ class GpuFunction:
         *,
         min_cc: tuple[int, int],
         arch_specific: bool,
+        overlap: bool,
     ):
         import cupy
 
@@ -42,6 +44,10 @@ class GpuFunction:
         with self._on_device(device):
             self._kernel = cupy.RawModule(path=str(cubin)).get_function(source.entry)
             self._function = self._kernel.kernel
+            self._overlapping = None
+            if overlap and info.cc >= (9, 0):
+                self._overlapping = OverlappingFunction(source.entry, self._function.ptr, sizes)
+                self._current_stream = cupy.cuda.get_current_stream
             self._max_threads = self._kernel.max_threads_per_block
             static_shared = self._kernel.shared_size_bytes
         self._shared_limit = info.shared_per_block - static_shared
@@ -75,7 +81,11 @@ class GpuFunction:
                 )
         if shared_bytes > self._shared_enabled:
             self._enable_shared(shared_bytes)
-        self._function(grid, block, values, shared_mem=shared_bytes)
+        if self._overlapping is not None:
+            stream = self._current_stream().ptr
+            self._overlapping.launch(grid, block, values, shared_bytes, stream)
+        else:
+            self._function(grid, block, values, shared_mem=shared_bytes)
 
     def _enable_shared(self, shared_bytes: int) -> None:
         if shared_bytes > self._shared_limit:

@@ -33,7 +33,9 @@ class CudaKernel:
     """One `extern "C" __global__` function of a `.cu` file, specialised by compile-time macros.
 
     `min_cc` is the least compute capability it needs; `arch_specific` says that it uses what only
-    one architecture has, such as wgmma, and must be compiled for `sm_90a` and its like.
+    one architecture has, such as wgmma, and must be compiled for `sm_90a` and its like. `overlap`
+    lets its blocks come up while the kernel before it ends, where the GPU can (sm_90 and newer);
+    its first statement must then be `wait_for_previous_kernel()` of `overlap.cuh`.
     """
 
     def __init__(
@@ -43,10 +45,12 @@ class CudaKernel:
         *,
         min_cc: tuple[int, int] = (7, 5),
         arch_specific: bool = False,
+        overlap: bool = False,
     ):
         self.source = KernelSource(Path(path), entry)
         self.min_cc = min_cc
         self.arch_specific = arch_specific
+        self.overlap = overlap
         self._specialisations: dict[tuple, _Specialisation] = {}
 
     def __repr__(self) -> str:
@@ -142,6 +146,7 @@ class CudaKernel:
                 device,
                 min_cc=self.min_cc,
                 arch_specific=self.arch_specific,
+                overlap=self.overlap,
             )
         return function
 

@@ -1,6 +1,7 @@
 // A block a tile of rows: the rows' offsets go to shared memory once, then the tile is one flat run
 // of vectors, so that all threads are busy whatever the row's width, with many loads in flight.
 #include "paged.cuh"
+#include "overlap.cuh"
 #include "vector.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -10,6 +11,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 const int* __restrict__ cu_seq_lens, int request_count,
                 const int* __restrict__ seq_starts, void* __restrict__ out,
                 long long out_stride, long long num_tokens) {
+  wait_for_previous_kernel();
   constexpr int VECTORS = ROW_BYTES / VECTOR;
   constexpr int TILE = ROWS * VECTORS;
   __shared__ long long offsets[ROWS];

@@ -5,7 +5,7 @@ from sandbox.kernels.cuda import CudaKernel
 from sandbox.kernels.gather import gather
 from sandbox.kernels.gather.launch import kernel_arguments, widest_vector
 
-KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "gather_tile")
+KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "gather_tile", overlap=True)
 THREADS = 128
 ROWS = 8
 IN_FLIGHT = 5

@@ -1,6 +1,7 @@
 // A warp a few rows, as one flat run of vectors: no block-wide barrier, a search by all lanes
 // together, all loads of a pass in flight at once.
 #include "paged.cuh"
+#include "overlap.cuh"
 #include "vector.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -9,6 +10,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 long long table_stride, int columns, const int* __restrict__ cu_seq_lens,
                 int request_count, const int* __restrict__ seq_starts, void* __restrict__ out,
                 long long out_stride, long long num_tokens) {
+  wait_for_previous_kernel();
   constexpr int VECTORS = ROW_BYTES / VECTOR;
   constexpr int TILE = ROWS * VECTORS;
   constexpr int PASSES = (TILE + 32 * MAX_IN_FLIGHT - 1) / (32 * MAX_IN_FLIGHT);

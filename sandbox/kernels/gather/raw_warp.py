@@ -5,7 +5,7 @@ from sandbox.kernels.cuda import CudaKernel
 from sandbox.kernels.gather import gather
 from sandbox.kernels.gather.launch import kernel_arguments, widest_vector
 
-KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "gather_warp")
+KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "gather_warp", overlap=True)
 THREADS = 64
 ROWS = 2
 MAX_IN_FLIGHT = 8

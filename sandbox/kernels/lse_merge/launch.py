@@ -25,12 +25,29 @@ def merge_arrays(arguments: Mapping[str, Any]) -> list[Any]:
 
 
 def merge_strides(arguments: Mapping[str, Any]) -> bytes:
-    """`MergeStrides` of `merge.cuh`."""
+    """`MergeStrides` of `merge.cuh` for arrays with strides of their own."""
+    return struct.pack("12q", *_all_strides(arguments))
+
+
+def packed_strides(arguments: Mapping[str, Any]) -> tuple[bytes, int]:
+    """`MergeStrides` and its macro `PACKED`: 1 or 2 where no array has padding and the LSEs are
+    `[N, T]` or `[T, N]`, 0 otherwise."""
+    by_token = arguments["lse_layout"] == "TN"
+    tokens, heads, head_dim = arguments["prefix"].shape
+    state = [heads * head_dim, head_dim]
+    lse = [heads, 1] if by_token else [1, tokens]
+    strides = _all_strides(arguments)
+    if strides in (3 * (state + lse), 2 * (state + lse) + state + [0, 0]):
+        return struct.pack("q", tokens), 2 if by_token else 1
+    return struct.pack("12q", *strides), 0
+
+
+def _all_strides(arguments: Mapping[str, Any]) -> list[int]:
     strides: list[int] = []
     for name in ("prefix", "suffix", "out"):
         strides += _state_strides(arguments[name])
         strides += _lse_strides(arguments[f"{name}_lse"], arguments["lse_layout"])
-    return struct.pack("12q", *strides)
+    return strides
 
 
 def merge_k_arrays(arguments: Mapping[str, Any]) -> list[Any]:

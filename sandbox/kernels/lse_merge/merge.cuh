@@ -5,14 +5,36 @@
 // In elements.
 struct RowStrides {
   long long token, head;
-  __device__ __forceinline__ long long at(long long t, int h) const {
+  __device__ __forceinline__ long long operator()(long long t, int h) const {
     return t * token + h * head;
   }
 };
 
+enum Packed { STRIDED, PACKED_NT, PACKED_TN };  // as launch.py has it
+
+#if PACKED == 0
 struct MergeStrides {
   RowStrides prefix, prefix_lse, suffix, suffix_lse, out, out_lse;
 };
+#else
+// Arrays without padding need one number instead of twelve. A short kernel waits for its parameters,
+// line by line, and then for the multiplications.
+struct MergeStrides {
+  long long tokens;
+  static __device__ __forceinline__ long long state(long long t, int h) {
+    return (t * HEADS + h) * HEAD_DIM;
+  }
+  __device__ __forceinline__ long long lse(long long t, int h) const {
+    return PACKED == PACKED_NT ? h * tokens + t : t * HEADS + h;
+  }
+  __device__ __forceinline__ long long prefix(long long t, int h) const { return state(t, h); }
+  __device__ __forceinline__ long long suffix(long long t, int h) const { return state(t, h); }
+  __device__ __forceinline__ long long out(long long t, int h) const { return state(t, h); }
+  __device__ __forceinline__ long long prefix_lse(long long t, int h) const { return lse(t, h); }
+  __device__ __forceinline__ long long suffix_lse(long long t, int h) const { return lse(t, h); }
+  __device__ __forceinline__ long long out_lse(long long t, int h) const { return lse(t, h); }
+};
+#endif
 
 #define NO_LSE __int_as_float(0xff800000)  // -inf
 

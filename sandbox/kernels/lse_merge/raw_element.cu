@@ -8,12 +8,12 @@ extern "C" __global__ void __launch_bounds__(1024)
                       float from_natural) {
   const long long token = blockIdx.x / heads;
   const int head = blockIdx.x % heads;
-  const MergeWeights weights = weigh(prefix_lse[strides.prefix_lse.at(token, head)],
-                                     suffix_lse[strides.suffix_lse.at(token, head)], to_natural,
+  const MergeWeights weights = weigh(prefix_lse[strides.prefix_lse(token, head)],
+                                     suffix_lse[strides.suffix_lse(token, head)], to_natural,
                                      from_natural);
-  prefix += strides.prefix.at(token, head);
-  suffix += strides.suffix.at(token, head);
-  out += strides.out.at(token, head);
+  prefix += strides.prefix(token, head);
+  suffix += strides.suffix(token, head);
+  out += strides.out(token, head);
   for (int i = threadIdx.x; i < head_dim; i += blockDim.x) {
     if (weights.source == BOTH) {
       out[i] = from_float<ELEMENT>(weights.prefix * to_float(prefix[i]) +
@@ -26,6 +26,6 @@ extern "C" __global__ void __launch_bounds__(1024)
   }
   __syncthreads();  // all have read the row's LSEs, one of which out_lse may be
   if (threadIdx.x == 0 && out_lse != nullptr) {
-    out_lse[strides.out_lse.at(token, head)] = weights.lse;
+    out_lse[strides.out_lse(token, head)] = weights.lse;
   }
 }

@@ -8,9 +8,9 @@ extern "C" __global__ void __launch_bounds__(1024)
                         float to_natural, float from_natural) {
   const long long token = blockIdx.x / heads;
   const int head = blockIdx.x % heads;
-  partials += strides.partials.at(token, head);
-  lses += strides.lses.at(token, head);
-  out += strides.out.at(token, head);
+  partials += strides.partials(token, head);
+  lses += strides.lses(token, head);
+  out += strides.out(token, head);
   float top = NO_LSE;
   for (int k = 0; k < states; ++k) {
     const float lse = lses[k * strides.lses_state];
@@ -29,6 +29,6 @@ extern "C" __global__ void __launch_bounds__(1024)
     out[i] = from_float<RESULT>(total == 0.0f ? 0.0f : sum / total);
   }
   if (threadIdx.x == 0 && out_lse != nullptr) {
-    out_lse[strides.out_lse.at(token, head)] = merged_lse(top, total, from_natural);
+    out_lse[strides.out_lse(token, head)] = merged_lse(top, total, from_natural);
   }
 }

@@ -25,8 +25,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int vector = slice * LANES + lane;
   const bool busy = exists && vector < VECTORS;
   const int mine = exists ? states : 0;  // states that this lane may look at
-  const PARTIAL* partial = partials + strides.partials.at(token, head) + vector * ELEMENTS;
-  const float* lse = lses + strides.lses.at(token, head);
+  const PARTIAL* partial = partials + strides.partials(token, head) + vector * ELEMENTS;
+  const float* lse = lses + strides.lses(token, head);
 
   Vector<IN_BYTES> next[IN_FLIGHT];
   const auto fetch = [&](int first) {
@@ -91,10 +91,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int e = 0; e < ELEMENTS; ++e) sum[e] = 0.0f;
   }
   if (busy) {
-    store_once<OUT_BYTES>(out + strides.out.at(token, head) + vector * ELEMENTS,
+    store_once<OUT_BYTES>(out + strides.out(token, head) + vector * ELEMENTS,
                           pack<RESULT, OUT_BYTES>(sum));
   }
   if (exists && lane == 0 && slice == 0 && out_lse != nullptr) {
-    out_lse[strides.out_lse.at(token, head)] = merged_lse(top, total, from_natural);
+    out_lse[strides.out_lse(token, head)] = merged_lse(top, total, from_natural);
   }
 }

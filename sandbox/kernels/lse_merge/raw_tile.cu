@@ -2,6 +2,7 @@
 // while all threads have their vectors on the way. A tile is several tokens high where an LSE runs
 // along tokens, so that whole sectors of it are used.
 #include "merge.cuh"
+#include "overlap.cuh"
 
 constexpr int ROWS = TILE_TOKENS * TILE_HEADS;
 constexpr int VECTORS = HEAD_DIM * int(sizeof(ELEMENT)) / VECTOR;
@@ -13,14 +14,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                    const float* suffix_lse, ELEMENT* out, float* out_lse,
                    const MergeStrides strides, long long tokens, float to_natural,
                    float from_natural) {
+  wait_for_previous_kernel();
   __shared__ MergeWeights shared_weights[ROWS];
   const long long first_token = blockIdx.x / HEAD_TILES * (long long)TILE_TOKENS;
   const int first_head = blockIdx.x % HEAD_TILES * TILE_HEADS;
   const int tile_tokens = int(min(tokens - first_token, (long long)TILE_TOKENS));
   const int tile_heads = min(HEADS - first_head, TILE_HEADS);
-  prefix += strides.prefix.at(first_token, first_head);
-  suffix += strides.suffix.at(first_token, first_head);
-  out += strides.out.at(first_token, first_head);
+  prefix += strides.prefix(first_token, first_head);
+  suffix += strides.suffix(first_token, first_head);
+  out += strides.out(first_token, first_head);
 
 #pragma unroll 1
   for (int chunk = 0; chunk < TILE; chunk += THREADS * IN_FLIGHT) {
@@ -36,8 +38,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       mine[i] = token < tile_tokens && head < tile_heads;
       if (mine[i]) {
         const int column = (vector - rows[i] * VECTORS) * (VECTOR / int(sizeof(ELEMENT)));
-        left[i] = stream_in<VECTOR>(prefix + strides.prefix.at(token, head) + column);
-        right[i] = stream_in<VECTOR>(suffix + strides.suffix.at(token, head) + column);
+        left[i] = stream_in<VECTOR>(prefix + strides.prefix(token, head) + column);
+        right[i] = stream_in<VECTOR>(suffix + strides.suffix(token, head) + column);
       }
     }
     if (chunk == 0) {
@@ -47,10 +49,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           const long long t = first_token + token;
           const int h = first_head + head;
           const MergeWeights weights =
-              weigh(prefix_lse[strides.prefix_lse.at(t, h)],
-                    suffix_lse[strides.suffix_lse.at(t, h)], to_natural, from_natural);
+              weigh(prefix_lse[strides.prefix_lse(t, h)],
+                    suffix_lse[strides.suffix_lse(t, h)], to_natural, from_natural);
           shared_weights[token * TILE_HEADS + head] = weights;
-          if (out_lse != nullptr) out_lse[strides.out_lse.at(t, h)] = weights.lse;
+          if (out_lse != nullptr) out_lse[strides.out_lse(t, h)] = weights.lse;
         }
       }
       __syncthreads();
@@ -61,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const int token = rows[i] / TILE_HEADS, head = rows[i] % TILE_HEADS;
         const int column = (first + THREADS * i - rows[i] * VECTORS) *
                            (VECTOR / int(sizeof(ELEMENT)));
-        store_once<VECTOR>(out + strides.out.at(token, head) + column,
+        store_once<VECTOR>(out + strides.out(token, head) + column,
                            merged<ELEMENT, VECTOR>(shared_weights[rows[i]], left[i], right[i]));
       }
     }

@@ -6,11 +6,11 @@ from sandbox.kernels.lse_merge import lse_merge
 from sandbox.kernels.lse_merge.launch import (
     base_factors,
     merge_arrays,
-    merge_strides,
+    packed_strides,
     vector_elements,
 )
 
-KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "lse_merge_tile")
+KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "lse_merge_tile", overlap=True)
 THREADS = 256
 IN_FLIGHT = 2
 LSE_SECTOR = 8
@@ -29,17 +29,19 @@ def raw_tile(**arguments: Any) -> None:
     along_tokens = arguments["lse_layout"] == "NT" and tokens >= LSE_SECTOR <= rows
     tile_tokens = LSE_SECTOR if along_tokens else 1
     tile_heads = min(rows // tile_tokens, heads)
+    strides, packed = packed_strides(arguments)
     KERNEL(
         -(-tokens // tile_tokens) * -(-heads // tile_heads),
         THREADS,
         *merge_arrays(arguments),
-        merge_strides(arguments),
+        strides,
         tokens,
         *base_factors(arguments),
         macros={
             "ELEMENT": prefix.dtype,
             "HEADS": heads,
             "HEAD_DIM": head_dim,
+            "PACKED": packed,
             "TILE_TOKENS": tile_tokens,
             "TILE_HEADS": tile_heads,
             "VECTOR": elements * prefix.dtype.itemsize,

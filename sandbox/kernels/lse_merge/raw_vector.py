@@ -7,11 +7,11 @@ from sandbox.kernels.lse_merge.launch import (
     base_factors,
     lanes_for,
     merge_arrays,
-    merge_strides,
+    packed_strides,
     vector_elements,
 )
 
-KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "lse_merge_vector")
+KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "lse_merge_vector", overlap=True)
 THREADS = 128
 BLOCKS_PER_SM = 16
 MAX_IN_FLIGHT = 4
@@ -26,17 +26,19 @@ def raw_vector(**arguments: Any) -> None:
         return
     elements = vector_elements(prefix, arguments["suffix"], arguments["out"])
     lanes = lanes_for(head_dim // elements)
+    strides, packed = packed_strides(arguments)
     KERNEL(
         -(-tokens * heads * lanes // THREADS),
         THREADS,
         *merge_arrays(arguments),
-        merge_strides(arguments),
+        strides,
         tokens * heads,
         *base_factors(arguments),
         macros={
             "ELEMENT": prefix.dtype,
             "HEADS": heads,
             "HEAD_DIM": head_dim,
+            "PACKED": packed,
             "VECTOR": elements * prefix.dtype.itemsize,
             "THREADS": THREADS,
             "BLOCKS_PER_SM": BLOCKS_PER_SM,
