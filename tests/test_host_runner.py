@@ -215,9 +215,10 @@ def test_integer_intrinsics():
     np.testing.assert_array_equal(out, expected)
 
 
-def test_a_sleeping_thread_lets_others_run():
+@pytest.mark.parametrize("seed", [None, 4])
+def test_a_sleeping_thread_lets_others_run(seed):
     turn = np.zeros(1, np.int32)
-    launch(module("features.cu", "relay", checked=False), (1,), (48,), turn, seed=4)
+    launch(module("features.cu", "relay", checked=False), (1,), (48,), turn, seed=seed)
     assert turn[0] == 48
 
 

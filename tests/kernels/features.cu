@@ -175,8 +175,9 @@ extern "C" __global__ void integer_intrinsics(int* out, const int* in, const flo
   row[12 * n] = __dp4a(x, 0x01020304, 5);
 }
 
-// Each thread waits for the one before it, within a block.
+// Each thread waits for another of its block: the first of them for the last.
 extern "C" __global__ void relay(int* turn) {
-  while (*(volatile int*)turn != int(threadIdx.x)) __nanosleep(20);
-  *(volatile int*)turn = threadIdx.x + 1;
+  const int mine = blockDim.x - 1 - threadIdx.x;
+  while (*(volatile int*)turn != mine) __nanosleep(20);
+  *(volatile int*)turn = mine + 1;
 }

@@ -7,8 +7,12 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+
+#include <limits>
 #include <type_traits>
 #include <utility>
+
+#include <crt/host_defines.h>
 
 #include <vector_types.h>
 #include <vector_functions.h>

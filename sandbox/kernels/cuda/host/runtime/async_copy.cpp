@@ -8,30 +8,30 @@ extern "C" {
 
 void sandbox_async_copy(void* shared, const void* global, int bytes, int source_bytes,
                         SandboxSite site) {
-    Worker& self = *worker;
-    if (uintptr_t(shared) % bytes || uintptr_t(global) % bytes)
-        self.fault(describe(site) +
-                   format(": an address is no multiple of the %d bytes to copy", bytes));
-    if (source_bytes < 0 || source_bytes > bytes)
-        self.fault(describe(site) + format(": %d of %d bytes from the source", source_bytes, bytes));
-    if (self.checker)
-        self.checker->async_copy(shared, global, bytes, source_bytes, __builtin_return_address(0));
-    Thread& thread = self.current();
-    thread.copies.push_back({static_cast<char*>(shared), static_cast<const char*>(global), bytes,
-                             source_bytes, thread.committed});
+  Worker& self = *worker;
+  if (uintptr_t(shared) % bytes || uintptr_t(global) % bytes)
+    self.fault(describe(site) +
+               format(": an address is no multiple of the %d bytes to copy", bytes));
+  if (source_bytes < 0 || source_bytes > bytes)
+    self.fault(describe(site) + format(": %d of %d bytes from the source", source_bytes, bytes));
+  if (self.checker)
+    self.checker->async_copy(shared, global, bytes, source_bytes, __builtin_return_address(0));
+  Thread& thread = self.current();
+  thread.copies.push_back({static_cast<char*>(shared), static_cast<const char*>(global), bytes,
+                           source_bytes, thread.committed});
 }
 
 void sandbox_async_commit() { ++worker->current().committed; }
 
 void sandbox_async_wait(int groups_left) {
-    Worker& self = *worker;
-    Thread& thread = self.current();
-    auto copy = thread.copies.begin();
-    for (; copy != thread.copies.end() && copy->group < thread.committed - groups_left; ++copy) {
-        if (self.checker) self.checker->async_done(copy->shared, copy->bytes);
-        memcpy(copy->shared, copy->global, copy->source_bytes);
-        memset(copy->shared + copy->source_bytes, 0, copy->bytes - copy->source_bytes);
-    }
-    thread.copies.erase(thread.copies.begin(), copy);
+  Worker& self = *worker;
+  Thread& thread = self.current();
+  auto copy = thread.copies.begin();
+  for (; copy != thread.copies.end() && copy->group < thread.committed - groups_left; ++copy) {
+    if (self.checker) self.checker->async_done(copy->shared, copy->bytes);
+    memcpy(copy->shared, copy->global, copy->source_bytes);
+    memset(copy->shared + copy->source_bytes, 0, copy->bytes - copy->source_bytes);
+  }
+  thread.copies.erase(thread.copies.begin(), copy);
 }
 }

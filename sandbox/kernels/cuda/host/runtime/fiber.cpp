@@ -15,16 +15,16 @@
 #endif
 
 Fiber::Fiber(unsigned number) {
-    const size_t guard = sysconf(_SC_PAGESIZE);
-    void* memory = mmap(nullptr, guard + fiber_stack_bytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    if (mprotect(memory, guard, PROT_NONE) != 0) {
-        munmap(memory, guard + fiber_stack_bytes);
-        throw std::bad_alloc();
-    }
-    stack = static_cast<char*>(memory) + guard;
-    top = stack + fiber_stack_bytes - number % 61 * 64;
+  const size_t guard = sysconf(_SC_PAGESIZE);
+  void* memory = mmap(nullptr, guard + fiber_stack_bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  if (mprotect(memory, guard, PROT_NONE) != 0) {
+    munmap(memory, guard + fiber_stack_bytes);
+    throw std::bad_alloc();
+  }
+  stack = static_cast<char*>(memory) + guard;
+  top = stack + fiber_stack_bytes - number % 61 * 64;
 }
 
 #if SANDBOX_UCONTEXT
@@ -32,29 +32,29 @@ Fiber::Fiber(unsigned number) {
 #include <ucontext.h>
 
 void Fiber::reset(void (*entry)()) {
-    ucontext_t* fresh = context ? static_cast<ucontext_t*>(context) : new ucontext_t;
-    getcontext(fresh);
-    fresh->uc_stack.ss_sp = stack;
-    fresh->uc_stack.ss_size = top - stack;
-    fresh->uc_link = nullptr;
-    makecontext(fresh, entry, 0);
-    context = fresh;
+  ucontext_t* fresh = context ? static_cast<ucontext_t*>(context) : new ucontext_t;
+  getcontext(fresh);
+  fresh->uc_stack.ss_sp = stack;
+  fresh->uc_stack.ss_size = top - stack;
+  fresh->uc_link = nullptr;
+  makecontext(fresh, entry, 0);
+  context = fresh;
 }
 
 extern "C" void sandbox_switch(void** from, void* to) {
-    if (!*from) *from = new ucontext_t;
-    swapcontext(static_cast<ucontext_t*>(*from), static_cast<ucontext_t*>(to));
+  if (!*from) *from = new ucontext_t;
+  swapcontext(static_cast<ucontext_t*>(*from), static_cast<ucontext_t*>(to));
 }
 
 #elif defined(__x86_64__)
 
 // The registers that a callee must keep, then the address to return to.
 void Fiber::reset(void (*entry)()) {
-    void** word = reinterpret_cast<void**>(top);
-    *--word = nullptr;  // where entry would return to; also aligns the stack as a call does
-    *--word = reinterpret_cast<void*>(entry);
-    for (int i = 0; i < 6; ++i) *--word = nullptr;
-    context = word;
+  void** word = reinterpret_cast<void**>(top);
+  *--word = nullptr;  // where entry would return to; also aligns the stack as a call does
+  *--word = reinterpret_cast<void*>(entry);
+  for (int i = 0; i < 6; ++i) *--word = nullptr;
+  context = word;
 }
 
 asm(R"(
@@ -84,10 +84,10 @@ sandbox_switch:
 
 // x19 to x30, then d8 to d15; x30 is the address to return to.
 void Fiber::reset(void (*entry)()) {
-    void** word = reinterpret_cast<void**>(top) - 20;
-    for (int i = 0; i < 20; ++i) word[i] = nullptr;
-    word[11] = reinterpret_cast<void*>(entry);
-    context = word;
+  void** word = reinterpret_cast<void**>(top) - 20;
+  for (int i = 0; i < 20; ++i) word[i] = nullptr;
+  word[11] = reinterpret_cast<void*>(entry);
+  context = word;
 }
 
 asm(R"(

@@ -11,29 +11,28 @@ namespace sandbox {
 
 template <typename To, typename From>
 To bits_as(From value) {
-    static_assert(sizeof(To) == sizeof(From), "a cast of bits keeps the size");
-    To result;
-    __builtin_memcpy(&result, &value, sizeof result);
-    return result;
+  static_assert(sizeof(To) == sizeof(From), "a cast of bits keeps the size");
+  To result;
+  __builtin_memcpy(&result, &value, sizeof result);
+  return result;
 }
 
 // Rounded float or double to an integer type: saturates as the device does, NaN is 0 (or the lowest
 // value's bits for 64 bits).
 template <typename To, typename From>
 To to_integer(From value) {
-    constexpr To lowest = std::is_signed<To>::value ? To(To(1) << (8 * sizeof(To) - 2)) * -2 : To(0);
-    constexpr To highest = To(~std::make_unsigned_t<To>(lowest));
-    if (value != value) return sizeof(To) == 8 ? To(1ULL << 63) : To(0);
-    if (value <= From(lowest)) return lowest;
-    if (value >= From(highest)) return highest;
-    return To(value);
+  constexpr To lowest = std::numeric_limits<To>::min(), highest = std::numeric_limits<To>::max();
+  if (value != value) return sizeof(To) == 8 ? To(1ULL << 63) : To(0);
+  if (value <= From(lowest)) return lowest;
+  if (value >= From(highest)) return highest;
+  return To(value);
 }
 
 }  // namespace sandbox
 
-#define SANDBOX_MIN_MAX(T)                               \
-    inline T min(T a, T b) { return b < a ? b : a; }     \
-    inline T max(T a, T b) { return a < b ? b : a; }
+#define SANDBOX_MIN_MAX(T)                         \
+  inline T min(T a, T b) { return b < a ? b : a; } \
+  inline T max(T a, T b) { return a < b ? b : a; }
 SANDBOX_MIN_MAX(int)
 SANDBOX_MIN_MAX(unsigned)
 SANDBOX_MIN_MAX(long)
@@ -62,53 +61,57 @@ inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
 inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
 
 inline unsigned __brev(unsigned x) {
-    unsigned reversed = 0;
-    for (int bit = 0; bit < 32; ++bit) reversed |= (x >> bit & 1u) << (31 - bit);
-    return reversed;
+  unsigned reversed = 0;
+  for (int bit = 0; bit < 32; ++bit) reversed |= (x >> bit & 1u) << (31 - bit);
+  return reversed;
 }
 
 inline unsigned long long __brevll(unsigned long long x) {
-    return (unsigned long long)__brev(unsigned(x)) << 32 | __brev(unsigned(x >> 32));
+  return (unsigned long long)__brev(unsigned(x)) << 32 | __brev(unsigned(x >> 32));
 }
 
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
-    const unsigned long long bytes = (unsigned long long)high << 32 | low;
-    unsigned result = 0;
-    for (int i = 0; i < 4; ++i) {
-        const unsigned choice = selector >> 4 * i;
-        unsigned byte = unsigned(bytes >> 8 * (choice & 7)) & 0xff;
-        if (choice & 8) byte = byte & 0x80 ? 0xff : 0;  // the sign, replicated
-        result |= byte << 8 * i;
-    }
-    return result;
+  const unsigned long long bytes = (unsigned long long)high << 32 | low;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned choice = selector >> 4 * i;
+    unsigned byte = unsigned(bytes >> 8 * (choice & 7)) & 0xff;
+    if (choice & 8) byte = byte & 0x80 ? 0xff : 0;  // the sign, replicated
+    result |= byte << 8 * i;
+  }
+  return result;
 }
 
 inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
-    return unsigned(((unsigned long long)high << 32 | low) << (shift & 31) >> 32);
+  return unsigned(((unsigned long long)high << 32 | low) << (shift & 31) >> 32);
 }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
-    return unsigned(((unsigned long long)high << 32 | low) >> (shift & 31));
+  return unsigned(((unsigned long long)high << 32 | low) >> (shift & 31));
 }
 
 inline int __mulhi(int a, int b) { return int((long long)a * b >> 32); }
-inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned((unsigned long long)a * b >> 32); }
+inline unsigned __umulhi(unsigned a, unsigned b) {
+  return unsigned((unsigned long long)a * b >> 32);
+}
 inline long long __mul64hi(long long a, long long b) { return (long long)((__int128)a * b >> 64); }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
-    return (unsigned long long)((unsigned __int128)a * b >> 64);
+  return (unsigned long long)((unsigned __int128)a * b >> 64);
 }
 inline unsigned __umul24(unsigned a, unsigned b) { return (a & 0xffffff) * (b & 0xffffff); }
 inline int __mul24(int a, int b) {
-    return int(unsigned(int(unsigned(a) << 8) >> 8) * unsigned(int(unsigned(b) << 8) >> 8));
+  return int(unsigned(int(unsigned(a) << 8) >> 8) * unsigned(int(unsigned(b) << 8) >> 8));
 }
-inline unsigned __usad(unsigned a, unsigned b, unsigned sum) { return sum + (a < b ? b - a : a - b); }
+inline unsigned __usad(unsigned a, unsigned b, unsigned sum) {
+  return sum + (a < b ? b - a : a - b);
+}
 
 inline int __dp4a(int a, int b, int sum) {
-    for (int i = 0; i < 4; ++i) sum += int8_t(a >> 8 * i) * int8_t(b >> 8 * i);
-    return sum;
+  for (int i = 0; i < 4; ++i) sum += int8_t(a >> 8 * i) * int8_t(b >> 8 * i);
+  return sum;
 }
 inline unsigned __dp4a(unsigned a, unsigned b, unsigned sum) {
-    for (int i = 0; i < 4; ++i) sum += (a >> 8 * i & 0xff) * (b >> 8 * i & 0xff);
-    return sum;
+  for (int i = 0; i < 4; ++i) sum += (a >> 8 * i & 0xff) * (b >> 8 * i & 0xff);
+  return sum;
 }
 
 inline int __float_as_int(float x) { return sandbox::bits_as<int>(x); }
@@ -118,11 +121,11 @@ inline float __uint_as_float(unsigned x) { return sandbox::bits_as<float>(x); }
 inline long long __double_as_longlong(double x) { return sandbox::bits_as<long long>(x); }
 inline double __longlong_as_double(long long x) { return sandbox::bits_as<double>(x); }
 
-#define SANDBOX_TO_INTEGER(name, From, To)                                                   \
-    inline To __##name##_rn(From x) { return sandbox::to_integer<To>(nearbyint(x)); }        \
-    inline To __##name##_rz(From x) { return sandbox::to_integer<To>(trunc(x)); }            \
-    inline To __##name##_rd(From x) { return sandbox::to_integer<To>(floor(x)); }            \
-    inline To __##name##_ru(From x) { return sandbox::to_integer<To>(ceil(x)); }
+#define SANDBOX_TO_INTEGER(name, From, To)                                          \
+  inline To __##name##_rn(From x) { return sandbox::to_integer<To>(nearbyint(x)); } \
+  inline To __##name##_rz(From x) { return sandbox::to_integer<To>(trunc(x)); }     \
+  inline To __##name##_rd(From x) { return sandbox::to_integer<To>(floor(x)); }     \
+  inline To __##name##_ru(From x) { return sandbox::to_integer<To>(ceil(x)); }
 SANDBOX_TO_INTEGER(float2int, float, int)
 SANDBOX_TO_INTEGER(float2uint, float, unsigned)
 SANDBOX_TO_INTEGER(float2ll, float, long long)
@@ -182,6 +185,6 @@ inline void sincos(double x, double* sine, double* cosine) { *sine = sin(x), *co
 #endif
 inline float __exp10f(float x) { return exp10f(x); }
 inline void sincospif(float x, float* sine, float* cosine) {
-    *sine = float(sin(M_PI * x)), *cosine = float(cos(M_PI * x));
+  *sine = float(sin(M_PI * x)), *cosine = float(cos(M_PI * x));
 }
 inline float normcdff(float x) { return float(0.5 * erfc(-double(x) * M_SQRT1_2)); }

@@ -4,14 +4,20 @@
 namespace sandbox {
 
 // T, where T is not to be deduced from.
-template <typename T> struct Identity { using type = T; };
-template <typename T> using Same = typename Identity<T>::type;
+template <typename T>
+struct Identity {
+  using type = T;
+};
+template <typename T>
+using Same = typename Identity<T>::type;
 
 }  // namespace sandbox
 
-#define SANDBOX_LOAD(name) \
-    template <typename T>  \
-    inline T name(const T* address) { return *address; }
+#define SANDBOX_LOAD(name)          \
+  template <typename T>             \
+  inline T name(const T* address) { \
+    return *address;                \
+  }
 SANDBOX_LOAD(__ldg)
 SANDBOX_LOAD(__ldca)
 SANDBOX_LOAD(__ldcg)
@@ -20,9 +26,11 @@ SANDBOX_LOAD(__ldlu)
 SANDBOX_LOAD(__ldcv)
 #undef SANDBOX_LOAD
 
-#define SANDBOX_STORE(name) \
-    template <typename T>   \
-    inline void name(T* address, sandbox::Same<T> value) { *address = value; }
+#define SANDBOX_STORE(name)                              \
+  template <typename T>                                  \
+  inline void name(T* address, sandbox::Same<T> value) { \
+    *address = value;                                    \
+  }
 SANDBOX_STORE(__stwb)
 SANDBOX_STORE(__stcg)
 SANDBOX_STORE(__stcs)

@@ -23,15 +23,22 @@ extern SANDBOX_THREAD_LOCAL char* SANDBOX_CONSTANT sandbox_dynamic_shared;
 
 // Where in the source a thread waits: `what` is the name of the call.
 struct SandboxSite {
-    const char* what;
-    const char* file;
-    int line;
+  const char* what;
+  const char* file;
+  int line;
 };
 
-enum SandboxReduction { sandbox_add, sandbox_min, sandbox_max, sandbox_and, sandbox_or, sandbox_xor };
+enum SandboxReduction {
+  sandbox_add,
+  sandbox_min,
+  sandbox_max,
+  sandbox_and,
+  sandbox_or,
+  sandbox_xor
+};
 
 struct SandboxVotes {
-    unsigned count, all, any;
+  unsigned count, all, any;
 };
 
 SandboxVotes sandbox_barrier(int predicate, SandboxSite site);
