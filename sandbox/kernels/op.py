@@ -99,8 +99,9 @@ class Variant:
     def target(self, gpu: bool) -> str:
         return self.targets[0 if gpu else 1]
 
+    @functools.cache  # noqa: B019 -- variants live as long as the process
     def unavailable(self, target: str) -> str | None:
-        """Why this machine cannot run the variant on `target`, or None."""
+        """Why this machine cannot run the variant on `target`, or None; found out once."""
         if target not in self.targets:
             return f"{self.kind} variants run on {' and '.join(self.targets)}"
         if target == "gpu":

@@ -23,7 +23,7 @@ NOT_ROTATED = replace(PRESETS["tiny"], rope=False)
 MIXED = Workload("mixed", (5, 0, 17), (3, 1, 3))
 NOBODY = Workload("nobody", (), ())
 ONE = Workload("one", (9,), (1,))
-MANY = Workload("many", (0, 70, 3), (300, 1, 40))
+MANY = Workload("many", (0, 70, 3), (600, 1, 40))
 
 
 def positions_of(workload: Workload) -> np.ndarray:

@@ -1,6 +1,7 @@
 // A block a few heads of one token as one flat run of vectors, all loads under way before the
 // angles are known; one more block a token writes the cache row.
 #include "cache_row.cuh"
+#include "overlap.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     decode_fused(const ELEMENT* __restrict__ ql_nope, long long ql_nope_token_stride,
@@ -13,6 +14,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                  const long long* __restrict__ positions, const float* __restrict__ cos_sin,
                  long long table_stride, long long table_rows, ELEMENT* __restrict__ q_out,
                  long long q_out_token_stride, long long q_out_head_stride) {
+  wait_for_previous_kernel();
   constexpr int SIZE = int(sizeof(ELEMENT));
   constexpr int PIECE = piece_bytes(VECTOR, SIZE);
   constexpr int PAIRS = PIECE / SIZE / 2;

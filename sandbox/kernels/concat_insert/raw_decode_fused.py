@@ -10,7 +10,7 @@ from sandbox.kernels.concat_insert.launch import (
 )
 from sandbox.kernels.cuda import CudaKernel
 
-KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "decode_fused")
+KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "decode_fused", overlap=True)
 HEADS_A_BLOCK = 4
 IN_FLIGHT = 3
 

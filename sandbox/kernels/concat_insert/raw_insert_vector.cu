@@ -1,12 +1,15 @@
 // A block a tile of tokens as one flat run of vectors: all of a thread's loads are under way before
-// the slots are known, and each row is found once, for all who write to it, in shared memory.
+// the slots are known, and each row is found once, for all who write to it, in shared memory. A
+// tile of one token needs neither the memory nor the barrier.
 #include "cache_row.cuh"
+#include "overlap.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     insert_vector(const char* __restrict__ kv_c, long long kv_c_stride,
                   const char* __restrict__ k_pe, long long k_pe_stride, char* __restrict__ cache,
                   long long page_stride, long long row_stride, int block_size, long long capacity,
                   const long long* __restrict__ slot_mapping, long long tokens) {
+  wait_for_previous_kernel();
   constexpr int LATENTS = LATENT_BYTES / VECTOR;
   constexpr int VECTORS = LATENTS + ROPE_BYTES / VECTOR;
   __shared__ char* rows[ROWS];
@@ -16,7 +19,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   kv_c += first_token * kv_c_stride;
   k_pe += first_token * k_pe_stride;
   long long slot = -1;
-  if (threadIdx.x < here) slot = slot_mapping[first_token + threadIdx.x];
+  if (ROWS == 1 || threadIdx.x < here) {
+    slot = __ldg(slot_mapping + first_token + (ROWS == 1 ? 0 : threadIdx.x));
+  }
 #pragma unroll 1
   for (int pass = 0; pass < ROWS * VECTORS; pass += THREADS * IN_FLIGHT) {
     Vector<VECTOR> values[IN_FLIGHT];
@@ -32,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         values[i] = load_once<VECTOR>(from);
       }
     }
-    if (pass == 0) {
+    if (ROWS > 1 && pass == 0) {
       if (threadIdx.x < ROWS) rows[threadIdx.x] = row_of(paged, slot);
       __syncthreads();
     }
@@ -41,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       const int vector = pass + threadIdx.x + THREADS * i;
       if (vector < here * VECTORS) {
         const int row = vector / VECTORS;
-        char* to = rows[row];
+        char* to = ROWS == 1 ? row_of(paged, slot) : rows[row];
         if (to != nullptr) store_once<VECTOR>(to + (vector - row * VECTORS) * VECTOR, values[i]);
       }
     }

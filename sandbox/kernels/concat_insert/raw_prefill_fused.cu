@@ -2,6 +2,7 @@
 // it takes to fill the GPU. Position, angles and k_pe are read once and serve every head: a thread
 // stays at its columns while it walks over the heads, with several loads in flight.
 #include "cache_row.cuh"
+#include "overlap.cuh"
 
 constexpr int SIZE = int(sizeof(ELEMENT));
 constexpr int PIECE = piece_bytes(VECTOR, SIZE);
@@ -95,6 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                   long long table_stride, long long table_rows, ELEMENT* q_out,
                   long long q_out_token_stride, long long q_out_head_stride, ELEMENT* k_out,
                   long long k_out_token_stride, long long k_out_head_stride, int heads_a_block) {
+  wait_for_previous_kernel();
   const bool in_place = q == q_out;
   const long long token = blockIdx.x >> 1;
   const int first_head = blockIdx.y * heads_a_block;

@@ -5,7 +5,7 @@ from sandbox.kernels.concat_insert import concat_insert_prefill
 from sandbox.kernels.concat_insert.launch import prefill_arguments, prefill_vector, table_vector
 from sandbox.kernels.cuda import CudaKernel
 
-KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "prefill_fused")
+KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "prefill_fused", overlap=True)
 THREADS = 256
 IN_FLIGHT = 4
 ENOUGH_BLOCKS = 512
