@@ -9,7 +9,7 @@ import numpy as np
 
 from sandbox.kernels import numba_target
 from sandbox.kernels.concat_insert import concat_insert_decode
-from sandbox.kernels.concat_insert.numba_prefill_scalar import turner
+from sandbox.kernels.concat_insert.numba_prefill_scalar import table_or_empty, turner
 from sandbox.kernels.numba_math import from_float32, to_float32
 from sandbox.kernels.numba_target import cuda
 
@@ -72,7 +72,6 @@ def numba_scalar(
         k_pe,
         cache,
         slot_mapping,
-        positions,
-        cos_sin,
+        *table_or_empty(slot_mapping, positions, cos_sin),
         q_out,
     )

@@ -10,6 +10,7 @@ import numpy as np
 from sandbox.kernels import numba_target
 from sandbox.kernels.concat_insert import concat_insert_decode
 from sandbox.kernels.concat_insert.launch import decode_vector
+from sandbox.kernels.concat_insert.numba_prefill_scalar import table_or_empty
 from sandbox.kernels.concat_insert.numba_prefill_vector import torn_pairs, word_turner, words
 from sandbox.kernels.numba_target import cuda
 
@@ -59,7 +60,6 @@ def numba_vector(slot_mapping: Any, positions: Any, cos_sin: Any, **rows: Any) -
         (LANES, ROWS),
         *(rows[name].view(word) for name in ("ql_nope", "q_pe", "kv_c", "k_pe", "cache")),
         slot_mapping,
-        positions,
-        cos_sin,
+        *table_or_empty(slot_mapping, positions, cos_sin),
         rows["q_out"].view(word),
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from sandbox import arrays
 from sandbox.kernels import numba_target
 from sandbox.kernels.concat_insert import concat_insert_prefill
 from sandbox.kernels.concat_insert.launch import in_place
@@ -16,16 +17,24 @@ from sandbox.kernels.numba_target import cuda
 THREADS = 64
 
 
+def table_or_empty(slot_mapping: Any, positions: Any, cos_sin: Any) -> tuple[Any, Any]:
+    """Positions and table, both empty for None, which Numba's device functions cannot compare."""
+    if positions is None:
+        xp = arrays.namespace(slot_mapping)
+        return slot_mapping[:0], xp.empty((0, 0), np.float32)
+    return positions, cos_sin
+
+
 @functools.cache
 def turner(to: Any, back: Any) -> Any:
     """Device function: the pair `(even, odd)` turned; `to` and `back` convert to float32 and back.
 
-    Without positions the pair as it is; NaN for a position outside the table.
+    Without a table the pair as it is; NaN for a position outside the table.
     """
 
     @cuda.jit(device=True)
     def turn(even, odd, pair, token, positions, cos_sin):
-        if positions is None:
+        if cos_sin.shape[0] == 0:
             return even, odd
         cosine = sine = np.float32(np.nan)
         position = positions[token]
@@ -102,8 +111,7 @@ def numba_scalar(
         kv_c,
         cache,
         slot_mapping,
-        positions,
-        cos_sin,
+        *table_or_empty(slot_mapping, positions, cos_sin),
         q_out,
         k_out,
         not in_place(q, q_out),

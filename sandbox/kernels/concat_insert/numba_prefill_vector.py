@@ -10,7 +10,7 @@ import numpy as np
 from sandbox.kernels import numba_target
 from sandbox.kernels.concat_insert import concat_insert_prefill
 from sandbox.kernels.concat_insert.launch import in_place, prefill_vector
-from sandbox.kernels.concat_insert.numba_prefill_scalar import turner
+from sandbox.kernels.concat_insert.numba_prefill_scalar import table_or_empty, turner
 from sandbox.kernels.numba_math import decode, encode
 from sandbox.kernels.numba_target import cuda
 
@@ -27,7 +27,7 @@ def word_turner(dtype: np.dtype, word: np.dtype) -> Any:
 
     @cuda.jit(device=True)
     def turn_word(value, place, token, positions, cos_sin):
-        if positions is None:
+        if cos_sin.shape[0] == 0:
             return value
         codes, turned = np.uint64(value), np.uint64(0)
         for i in range(pairs):
@@ -99,8 +99,7 @@ def numba_vector(slot_mapping: Any, positions: Any, cos_sin: Any, **rows: Any) -
         (LANES, WARPS),
         *(rows[name].view(word) for name in ("q", "k_nope", "k_pe", "kv_c", "cache")),
         slot_mapping,
-        positions,
-        cos_sin,
+        *table_or_empty(slot_mapping, positions, cos_sin),
         *(rows[name].view(word) for name in ("q_out", "k_out")),
         not in_place(rows["q"], rows["q_out"]),
     )
