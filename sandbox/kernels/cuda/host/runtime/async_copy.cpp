@@ -16,22 +16,22 @@ void sandbox_async_copy(void* shared, const void* global, int bytes, int source_
     self.fault(describe(site) + format(": %d of %d bytes from the source", source_bytes, bytes));
   if (self.checker)
     self.checker->async_copy(shared, global, bytes, source_bytes, __builtin_return_address(0));
-  Thread& thread = self.current();
-  thread.copies.push_back({static_cast<char*>(shared), static_cast<const char*>(global), bytes,
-                           source_bytes, thread.committed});
+  AsyncCopies& copies = self.copies();
+  copies.pending.push_back({static_cast<char*>(shared), static_cast<const char*>(global), bytes,
+                            source_bytes, copies.groups});
 }
 
-void sandbox_async_commit() { ++worker->current().committed; }
+void sandbox_async_commit() { ++worker->copies().groups; }
 
 void sandbox_async_wait(int groups_left) {
   Worker& self = *worker;
-  Thread& thread = self.current();
-  auto copy = thread.copies.begin();
-  for (; copy != thread.copies.end() && copy->group < thread.committed - groups_left; ++copy) {
+  AsyncCopies& copies = self.copies();
+  auto copy = copies.pending.begin();
+  for (; copy != copies.pending.end() && copy->group < copies.groups - groups_left; ++copy) {
     if (self.checker) self.checker->async_done(copy->shared, copy->bytes);
     memcpy(copy->shared, copy->global, copy->source_bytes);
     memset(copy->shared + copy->source_bytes, 0, copy->bytes - copy->source_bytes);
   }
-  thread.copies.erase(thread.copies.begin(), copy);
+  copies.pending.erase(copies.pending.begin(), copy);
 }
 }

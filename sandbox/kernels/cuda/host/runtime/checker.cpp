@@ -47,7 +47,7 @@ Checker::Checker(Worker& worker, char* dynamic_shared)
 void Checker::access(const void* at, size_t bytes, Access kind, const void* return_address) {
   const char* address = static_cast<const char*>(at);
   Thread& thread = worker_.current();
-  if (Range{thread.fiber->stack, thread.fiber->top}.holds(address, bytes)) return;
+  if (worker_.stack().holds(address, bytes)) return;
   const uint32_t code = code_of(return_address);
   if (shared_access(thread, address, bytes, kind, code) ||
       argument_access(address, bytes, kind, code) || constant_access(address, bytes, kind))

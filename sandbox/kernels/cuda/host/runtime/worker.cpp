@@ -76,7 +76,11 @@ void Worker::prepare(Grid& grid) {
   sandbox_dynamic_shared = arena_;
   thread_count_ = blockDim.x * blockDim.y * blockDim.z;
   warp_count_ = (thread_count_ + 31) / 32;
-  for (Thread& thread : threads_) thread.state = State::running;
+  for (Thread& thread : threads_) {
+    thread.state = State::running;
+    thread.copies.forget();
+  }
+  copies_seen_ = false;
   if (memcmp(block_shape_, launch.block, sizeof block_shape_) != 0) {
     memcpy(block_shape_, launch.block, sizeof block_shape_);
     coordinates_.clear();
@@ -142,18 +146,15 @@ void Worker::fiber_main() {
 void Worker::start_next() {
   const unsigned index = shuffled_ ? order_[started_] : started_;
   ++started_;
-  Thread& thread = threads_[index];
-  thread.state = State::running;
-  thread.fiber = running_;
-  if (!thread.copies.empty()) thread.copies.clear();
-  thread.committed = 0;
-  current_ = &thread;
+  // Nothing is written to the thread's own record: most threads never wait and need none.
+  current_ = &threads_[index];
+  if (copies_seen_) current_->copies.forget();
   threadIdx = coordinates_[index];
   const Launch& launch = grid_->launch;
   launch.entry(launch.arguments);
   ++finished_;
   Warp& warp = warps_[index / 32];
-  warp.live &= ~(1u << thread.lane());
+  warp.live &= ~(1u << index % 32);
   // Whoever waits for this lane need not any more.
   for (unsigned left = warp.waiting; left; left &= (left - 1) & warp.waiting)
     release(threads_[(index & ~31u) + __builtin_ctz(left)], nullptr);
@@ -180,6 +181,7 @@ void Worker::resume(void** context, Thread& next) {
 
 void Worker::wait() {
   Thread& self = *current_;
+  self.fiber = running_;
   if (Thread* next = choose()) {
     if (next != &self) resume(&self.fiber->context, *next);
   } else {
@@ -189,6 +191,7 @@ void Worker::wait() {
 
 void Worker::yield() {
   Thread& self = *current_;
+  self.fiber = running_;
   ready_.push(uint16_t(self.index));
   if (started_ < thread_count_) {
     start_another(self);

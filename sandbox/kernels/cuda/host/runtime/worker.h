@@ -95,6 +95,17 @@ struct AsyncCopy {
   int bytes, source_bytes, group;
 };
 
+// The copies of a thread that it has not waited for, and the number of groups it has ended.
+struct AsyncCopies {
+  std::vector<AsyncCopy> pending;
+  int groups = 0;
+
+  void forget() {
+    pending.clear();
+    groups = 0;
+  }
+};
+
 struct Thread;
 
 // What a warp does once all lanes in `present` have come; `lanes` are its 32 threads, whose frames
@@ -111,8 +122,7 @@ struct Thread {
   unsigned mask;
   Collective collective;
   void* frame;
-  std::vector<AsyncCopy> copies;
-  int committed;
+  AsyncCopies copies;
 
   unsigned lane() const { return index % 32; }
 };
@@ -153,11 +163,16 @@ class Worker {
 
   // For the running thread.
   Thread& current() { return *current_; }
+  Range stack() const { return {running_->stack, running_->top}; }
   Warp& warp(const Thread& thread) { return warps_[thread.index / 32]; }
   Thread& thread(unsigned index) { return threads_[index]; }
   bool in_kernel() const { return current_ != nullptr; }
   void wait();  // until released
   void yield();
+  AsyncCopies& copies() {
+    copies_seen_ = true;
+    return current_->copies;
+  }
   SandboxVotes barrier(bool predicate, SandboxSite site);
   void collective(unsigned mask, void* frame, Collective operation, SandboxSite site);
   [[noreturn]] void fault(const std::string& message) { fault(*current_, message); }
@@ -195,6 +210,7 @@ class Worker {
   SandboxSite barrier_site_{};
   SandboxVotes votes_{};
   ReadyQueue ready_;
+  bool copies_seen_ = false;
   bool shuffled_ = false;
   bool failed_ = false;
   uint64_t random_state_ = 0;
