@@ -5,11 +5,13 @@ exchanges only; blocks are spread over the cores. Divergent barriers, warps that
 never come, traps and assertions are faults in every build. The checked build adds, exactly and
 without a sanitizer's library: accesses outside an argument's elements or shared memory, misaligned
 vector accesses, writes through `const` parameters, shared memory read before it is written, races
-on shared memory, integer overflow, bad shifts, and indices past a fixed-size array.
+on shared memory, integer overflow, bad shifts, and indices past a fixed-size array. Two accesses of
+a warp are in order after a `__syncwarp` only: shuffles and votes order no memory.
 
 Not modelled: blocks that wait for one another, memory that one thread reads by spinning on another
-of its block (unless it calls `__nanosleep`), and inline PTX. A wild access of the plain build ends
-the process, as it would on any CPU.
+of its block (unless it calls `__nanosleep`), inline PTX, and more than 256 KB of locals a thread.
+A wild access of the plain build ends the process, as it would on any CPU. clang++ does not check
+the alignment of structs copied whole, g++ does.
 """
 
 import ctypes
