@@ -304,7 +304,7 @@ def test_torch_on_current_stream(cupy):
         with arrays.torch_on_current_stream():
             assert torch.cuda.current_stream().cuda_stream == stream.ptr
     with arrays.torch_on_current_stream():
-        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+        assert torch.cuda.current_stream().cuda_stream == arrays.current_stream_pointer()
 
 
 @on_gpu

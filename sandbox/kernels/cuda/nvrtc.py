@@ -23,6 +23,7 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100"
 
 # CuPy's own compile path would add -ftz=true, which flushes denormals, and needs a driver.
 _OPTIONS = ("-std=c++17", "-default-device", "-lineinfo", "--ptxas-options=-v")
+_CACHE_SINCE = (12, 9)  # NVRTC's own cache, which leaves out the report of ptxas
 _REGISTERS_OF_A_BLOCK = 65536
 
 
@@ -153,9 +154,11 @@ def _key(source: KernelSource, macros: Mapping[str, str], arch: str) -> str:
 def _compile(source: KernelSource, macros: Mapping[str, str], arch: str) -> tuple[bytes, str]:
     if reason := unsupported(arch):
         raise MissingDependency(reason)
-    nvrtc, _ = _nvrtc()
+    nvrtc, version = _nvrtc()
     folders = [source.path.resolve().parent, include_dir(), *_headers(source)]
     options = [f"-arch={arch}", *_OPTIONS, *(f"-I{folder}" for folder in folders)]
+    if version >= _CACHE_SINCE:
+        options.append("-no-cache")
     program = nvrtc.createProgram(_text(source, macros), source.path.name, (), ())
     try:
         nvrtc.compileProgram(program, options)

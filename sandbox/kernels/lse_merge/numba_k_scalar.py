@@ -12,6 +12,7 @@ from sandbox.kernels import numba_target
 from sandbox.kernels.lse_merge import lse_merge_k
 from sandbox.kernels.lse_merge.conventions import by_token
 from sandbox.kernels.lse_merge.launch import base_factors
+from sandbox.kernels.lse_merge.numba_scalar import present
 from sandbox.kernels.numba_math import from_float32, to_float32
 from sandbox.kernels.numba_target import cuda
 
@@ -73,7 +74,7 @@ def _kernel(dtype: np.dtype, out_dtype: np.dtype) -> Any:
                     weight = np.float32(math.exp((lse - top) * to_natural)) / total
                     value += weight * to_float(partials[k, token, head, i])
             out[token, head, i] = from_float(zero if total == zero else value)
-        if out_lse is not None and cuda.threadIdx.x == 0:
+        if out_lse.shape[0] > 0 and cuda.threadIdx.x == 0:
             out_lse[token, head] = merged_lse(top, total, from_natural)
 
     return merge_k_scalar
@@ -92,6 +93,6 @@ def numba_scalar(
         partials,
         by_token(lses, lse_layout),
         out,
-        out_lse if out_lse is None else by_token(out_lse, lse_layout),
+        by_token(present(out_lse, lses[0]), lse_layout),
         *map(np.float32, base_factors(arguments)),
     )

@@ -13,6 +13,7 @@ from sandbox.kernels.lse_merge import lse_merge_k
 from sandbox.kernels.lse_merge.conventions import by_token
 from sandbox.kernels.lse_merge.launch import base_factors, lanes_for, vector_elements
 from sandbox.kernels.lse_merge.numba_k_scalar import lse_merger, summer
+from sandbox.kernels.lse_merge.numba_scalar import present
 from sandbox.kernels.numba_math import decode, encode
 from sandbox.kernels.numba_target import cuda
 
@@ -52,7 +53,7 @@ def _kernel(dtype: np.dtype, out_dtype: np.dtype, elements: int) -> Any:
                 for e in range(elements):
                     merged |= out_word(out_word(to_code(sums[e])) << out_word(out_bits * e))
             out[token, head, i] = merged
-        if out_lse is not None and cuda.threadIdx.x == 0:
+        if out_lse.shape[0] > 0 and cuda.threadIdx.x == 0:
             out_lse[token, head] = merged_lse(top, total, from_natural)
 
     return merge_k_vector
@@ -75,6 +76,6 @@ def numba_vector(
         partials.view(np.dtype(f"u{elements * partials.dtype.itemsize}")),
         by_token(lses, lse_layout),
         out.view(np.dtype(f"u{elements * out.dtype.itemsize}")),
-        out_lse if out_lse is None else by_token(out_lse, lse_layout),
+        by_token(present(out_lse, lses[0]), lse_layout),
         *map(np.float32, base_factors(arguments)),
     )

@@ -74,7 +74,7 @@ def _kernel(dtype: np.dtype) -> Any:
             else:
                 out[token, head, i] = from_float(zero)
         cuda.syncthreads()  # all have read the row's LSEs, one of which out_lse may be
-        if out_lse is not None and cuda.threadIdx.x == 0:
+        if out_lse.shape[0] > 0 and cuda.threadIdx.x == 0:
             out_lse[token, head] = lse
 
     return merge_scalar
@@ -100,7 +100,12 @@ def numba_scalar(prefix: Any, suffix: Any, out: Any, lse_layout: str, **argument
 
 
 def lses_by_token(arguments: dict[str, Any], layout: str) -> list[Any]:
-    """The LSEs of prefix, suffix and out as views `[T, N]`; None stays None."""
-    names = ("prefix_lse", "suffix_lse", "out_lse")
-    lses = [arguments[name] for name in names]
-    return [lse if lse is None else by_token(lse, layout) for lse in lses]
+    """The LSEs of prefix, suffix and out as views `[T, N]`; an absent one is empty."""
+    prefix_lse, suffix_lse = arguments["prefix_lse"], arguments["suffix_lse"]
+    out_lse = present(arguments["out_lse"], prefix_lse)
+    return [by_token(lse, layout) for lse in (prefix_lse, suffix_lse, out_lse)]
+
+
+def present(out_lse: Any, other: Any) -> Any:
+    """`out_lse`, or for None, which Numba's kernels cannot test, an empty array like `other`."""
+    return other[:0, :0] if out_lse is None else out_lse

@@ -64,7 +64,7 @@ def _kernel(dtype: np.dtype, elements: int) -> Any:
                 else:
                     out[token, head, i] = nothing
         cuda.syncthreads()  # all have read the row's LSEs, one of which out_lse may be
-        if out_lse is not None and token < prefix.shape[0] and cuda.threadIdx.x == 0:
+        if out_lse.shape[0] > 0 and token < prefix.shape[0] and cuda.threadIdx.x == 0:
             out_lse[token, head] = lse
 
     return merge_vector
