@@ -28,7 +28,8 @@ def test_matches_the_oracle(op, variant, target, case):
     else:
         xp = np
     checked = target == "host" and case.size == "small"
-    with cuda.host_options(checked=checked, seed=case.seed + 1 if checked else None):
+    seed = case.seed + 1 if checked else None
+    with cuda.host_options(checked=checked, seed=seed, global_races=checked):
         outcome = conformance.run(op, variant, case, xp)
     if outcome.status == "UNAVAILABLE":
         pytest.skip(outcome.message)

@@ -501,8 +501,8 @@ def test_host_options_choose_build_and_schedule(scale, monkeypatch):
         def __init__(self, source, macros, *, checked):
             asked.append((source.entry, macros, checked))
 
-        def launch(self, grid, block, arguments, *, shared_bytes, seed):
-            asked.append((grid, block, shared_bytes, seed))
+        def launch(self, grid, block, arguments, *, shared_bytes, seed, global_races):
+            asked.append((grid, block, shared_bytes, seed, global_races))
 
     monkeypatch.setattr("sandbox.kernels.cuda.kernel.HostModule", Module)
     x = np.empty(4, np.float32)
@@ -511,15 +511,15 @@ def test_host_options_choose_build_and_schedule(scale, monkeypatch):
         scale(1, 4, x, x, 1.0, 4, macros={"T": np.float32})
 
     call()
-    with host_options(checked=True, seed=5):
+    with host_options(checked=True, seed=5, global_races=True):
         call()
     call()
     launch = ((1, 1, 1), (4, 1, 1), 0)
     built = ("scale", {"T": "float"})
     assert asked == [
-        *((*built, False), (*launch, None)),
-        *((*built, True), (*launch, 5)),
-        (*launch, None),
+        *((*built, False), (*launch, None, False)),
+        *((*built, True), (*launch, 5, True)),
+        (*launch, None, False),
     ]
 
 

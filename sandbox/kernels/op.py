@@ -84,7 +84,7 @@ class Variant:
     min_cc: tuple[int, int] = (7, 5)
     dtypes: tuple[str, ...] | None = None
     supports: Callable[..., str | None] | None = None
-    preference: int = 0
+    preference: int | Callable[..., int] = 0
     baseline: bool = False
 
     @property
@@ -117,6 +117,10 @@ class Variant:
         if self.kind == "torch":
             return _torch_missing(target)
         return None
+
+    def preferred(self, arguments: Mapping[str, Any]) -> int:
+        """How much `variant="auto"` wants it for these checked arguments."""
+        return self.preference(**arguments) if callable(self.preference) else self.preference
 
     def refuses(self, arguments: Mapping[str, Any]) -> str | None:
         """Why the variant cannot take these checked arguments, or None."""
@@ -255,7 +259,7 @@ class Op:
         min_cc: tuple[int, int] = (7, 5),
         dtypes: tuple[str, ...] | None = None,
         supports: Callable[..., str | None] | None = None,
-        preference: int = 0,
+        preference: int | Callable[..., int] = 0,
         baseline: bool = False,
     ) -> Callable[[Callable[..., None]], Callable[..., None]]:
         """Register the decorated function as a variant; see `Variant` for the meaning.
@@ -267,7 +271,8 @@ class Op:
             min_cc: least compute capability of the GPU.
             dtypes: names of the dtypes of the op's main array it takes; None is all.
             supports: takes the checked arguments by name; a reason to refuse them, or None.
-            preference: `variant="auto"` takes the highest one that can run.
+            preference: `variant="auto"` takes the highest one that can run; a number, or a function
+                of the checked arguments.
             baseline: what `compare` takes speed-ups over.
 
         Raises:
@@ -311,7 +316,7 @@ class Op:
 
     def _automatic(self, gpu: bool, arguments: Mapping[str, Any]) -> Variant:
         if gpu:
-            for variant in sorted(self.variants.values(), key=lambda v: -v.preference):
+            for variant in sorted(self.variants.values(), key=lambda v: -v.preferred(arguments)):
                 if not (variant.unavailable("gpu") or variant.refuses(arguments)):
                     return variant
         return self._variants["reference"]

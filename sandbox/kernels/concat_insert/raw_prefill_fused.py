@@ -2,12 +2,18 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.kernels.concat_insert import concat_insert_prefill
-from sandbox.kernels.concat_insert.launch import prefill_arguments, prefill_vector, table_vector
+from sandbox.kernels.concat_insert.launch import (
+    in_place,
+    prefill_arguments,
+    prefill_vector,
+    table_vector,
+)
 from sandbox.kernels.cuda import CudaKernel
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "prefill_fused", overlap=True)
-THREADS = 256
-IN_FLIGHT = 4
+THREADS = 384
+IN_FLIGHT = 3
+BLOCKS_PER_SM = 3
 ENOUGH_BLOCKS = 512
 """Fewer tokens than this are split by heads, so that all of a large GPU has work."""
 FEWEST_HEADS = 8
@@ -26,6 +32,8 @@ def raw_fused(**arguments: Any) -> None:
     macros = {
         "THREADS": THREADS,
         "IN_FLIGHT": IN_FLIGHT,
+        "IN_PLACE": in_place(arguments["q"], arguments["q_out"]),
+        "BLOCKS_PER_SM": BLOCKS_PER_SM,
         "VECTOR": vector,
         "TABLE_VECTOR": table_vector(arguments["cos_sin"], vector, kv_c.dtype),
         "ELEMENT": kv_c.dtype,

@@ -99,7 +99,14 @@ class CudaKernel:
         elif device is None:
             options = _HOST_OPTIONS.get()
             module = self._host_module(special, options.checked)
-            module.launch(grid, block, values, shared_bytes=shared_bytes, seed=options.seed)
+            module.launch(
+                grid,
+                block,
+                values,
+                shared_bytes=shared_bytes,
+                seed=options.seed,
+                global_races=options.global_races,
+            )
         else:
             self._gpu_function(special, device).launch(grid, block, values, shared_bytes)
 
@@ -189,6 +196,7 @@ def record_launches() -> Iterator[list[Launch]]:
 class _HostOptions:
     checked: bool = False
     seed: int | None = None
+    global_races: bool = False
 
 
 _PLAIN = _HostOptions()
@@ -196,10 +204,13 @@ _HOST_OPTIONS: ContextVar[_HostOptions] = ContextVar("host_options", default=_PL
 
 
 @contextmanager
-def host_options(*, checked: bool = False, seed: int | None = None) -> Iterator[None]:
+def host_options(
+    *, checked: bool = False, seed: int | None = None, global_races: bool = False
+) -> Iterator[None]:
     """Inside it the host runner uses its checked build (sanitizers), or a schedule of blocks and
-    threads shuffled by `seed`."""
-    token = _HOST_OPTIONS.set(_HostOptions(checked, seed))
+    threads shuffled by `seed`; `global_races` makes the checked build also forbid that two threads
+    write one byte of an argument."""
+    token = _HOST_OPTIONS.set(_HostOptions(checked, seed, global_races))
     try:
         yield
     finally:

@@ -13,11 +13,16 @@ from sandbox.kernels.lse_merge.launch import (
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "lse_merge_tile", overlap=True)
 THREADS = 256
 IN_FLIGHT = 2
+ENOUGH_TOKENS = 64
 LSE_SECTOR = 8
 """Tokens whose LSEs share one 32-byte sector in the layout NT."""
 
 
-@lse_merge.variant("raw_tile", kind="cuda", preference=20)
+def _preference(prefix: Any, **others: Any) -> int:
+    return 40 if prefix.shape[0] >= ENOUGH_TOKENS else 20
+
+
+@lse_merge.variant("raw_tile", kind="cuda", preference=_preference)
 def raw_tile(**arguments: Any) -> None:
     """A block a tile of rows, each row weighed once into shared memory under way of its loads."""
     prefix = arguments["prefix"]
