@@ -409,7 +409,10 @@ def torch_on_current_stream() -> contextlib.AbstractContextManager[Any]:
     import torch
 
     device = import_cupy().cuda.runtime.getDevice()
-    return torch.cuda.stream(torch.cuda.ExternalStream(current_stream_pointer(), device=device))
+    pointer = current_stream_pointer()
+    if not pointer:  # ExternalStream(0) would be a new stream, not the default one
+        return torch.cuda.stream(torch.cuda.default_stream(device))
+    return torch.cuda.stream(torch.cuda.ExternalStream(pointer, device=device))
 
 
 def device_scalar(value: Any, xp: ModuleType, dtype: Any = np.float32, name: str = "scale") -> Any:

@@ -135,6 +135,7 @@ def insert_cases(purpose: str) -> Iterable[Case]:
 def prefill_cases(purpose: str) -> Iterable[Case]:
     if purpose != "conformance":
         yield from (_with(case, in_place=True) for case in _compare())
+        yield from (case for case in _compare() if case.size == "large")
         return
     yield from _conformance()
     bf16 = c.dtypes("bfloat16")[0]
@@ -148,7 +149,8 @@ def decode_cases(purpose: str) -> Iterable[Case]:
     if purpose == "conformance":
         yield from _conformance()
     else:
-        yield from (replace(case, workload=_decode_step(case.workload)) for case in _compare())
+        for case in _compare(1, 16, 64, 128, 512):
+            yield replace(case, workload=_decode_step(case.workload))
 
 
 def _with(case: Case, **options: Any) -> Case:
@@ -172,14 +174,14 @@ def _conformance() -> Iterable[Case]:
     yield Case(PRESETS["deepseek_v3"], "deepseek_v3", bf16, short, options, "medium")
 
 
-def _compare() -> Iterable[Case]:
+def _compare(*token_counts: int) -> Iterable[Case]:
     for name in ("tiny", "kimi_linear"):
         for dtype in c.dtypes("float32", "float16", "bfloat16"):
             size = "small" if name == "tiny" else "medium"
             yield Case(PRESETS[name], name, dtype, MIXED, {"block_size": 16, "views": False}, size)
     v3, bf16 = PRESETS["deepseek_v3"], c.dtypes("bfloat16")[0]
-    for tokens in (1, 16, 64, 1024, 8192):
-        requests = -(-tokens // 1024) if tokens > 64 else tokens
+    for tokens in token_counts or (1, 16, 64, 1024, 8192):
+        requests = -(-tokens // 1024) if tokens > 512 else tokens
         each = tokens // requests
         workload = Workload(f"{tokens}tokens", (100,) * requests, (each,) * requests)
         size = "medium" if tokens <= 64 else "large"

@@ -47,10 +47,10 @@ __device__ __forceinline__ void write_queries(const char* from, long long from_s
     const int offset = piece < 0 ? item * VECTOR : NOPE * SIZE + piece * PIECE;
     Angles<PAIRS> angles;
 #pragma unroll 1
-    for (int first = threadIdx.x / LANES; first < heads; first += STEP * IN_FLIGHT) {
-      Vector<PIECE> values[IN_FLIGHT];
+    for (int first = threadIdx.x / LANES; first < heads; first += STEP * QUERIES_IN_FLIGHT) {
+      Vector<PIECE> values[QUERIES_IN_FLIGHT];
 #pragma unroll
-      for (int i = 0; i < IN_FLIGHT; ++i) {
+      for (int i = 0; i < QUERIES_IN_FLIGHT; ++i) {
         const char* row = from + (first + STEP * i) * from_stride + offset;
         if (first + STEP * i >= heads) break;
         if (piece < 0) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ void write_queries(const char* from, long long from_s
       const bool turns = piece >= 0 && table.rows != nullptr;
       if (turns && first < STEP) angles = angles_of(table, position, piece);
 #pragma unroll
-      for (int i = 0; i < IN_FLIGHT; ++i) {
+      for (int i = 0; i < QUERIES_IN_FLIGHT; ++i) {
         char* row = to + (first + STEP * i) * to_stride + offset;
         if (first + STEP * i >= heads) break;
         if (turns) values[i] = rotate<ELEMENT, PIECE>(values[i], angles);
@@ -76,11 +76,11 @@ __device__ __forceinline__ void write_queries(const char* from, long long from_s
   }
 }
 
-// k_out of the block's heads, and the rotated columns of the cache row, if there is one.
+// k_out of the block's heads.
 __device__ __forceinline__ void write_keys(const char* k_nope, long long k_nope_stride,
                                            const char* k_pe, char* to, long long to_stride,
                                            const RopeTable& table, const long long* position,
-                                           char* cache_row, int heads) {
+                                           int heads) {
   constexpr int LANES = lanes_of(ITEMS);
   constexpr int STEP = THREADS / LANES;
   if (threadIdx.x >= LANES * STEP) return;
@@ -89,10 +89,10 @@ __device__ __forceinline__ void write_keys(const char* k_nope, long long k_nope_
     const int piece = item - NOPES;  // negative: the item is a vector of k_nope
     Vector<PIECE> key;
 #pragma unroll 1
-    for (int first = threadIdx.x / LANES; first < heads; first += STEP * IN_FLIGHT) {
-      Vector<VECTOR> values[IN_FLIGHT];
+    for (int first = threadIdx.x / LANES; first < heads; first += STEP * KEYS_IN_FLIGHT) {
+      Vector<VECTOR> values[KEYS_IN_FLIGHT];
 #pragma unroll
-      for (int i = 0; i < IN_FLIGHT; ++i) {
+      for (int i = 0; i < KEYS_IN_FLIGHT; ++i) {
         const int head = first + STEP * i;
         if (piece < 0 && head < heads) {
           values[i] = load_once<VECTOR>(k_nope + head * k_nope_stride + item * VECTOR);
@@ -103,12 +103,9 @@ __device__ __forceinline__ void write_keys(const char* k_nope, long long k_nope_
         if (table.rows != nullptr) {
           key = rotate<ELEMENT, PIECE>(key, angles_of(table, position, piece));
         }
-        if (first == 0 && cache_row != nullptr) {
-          store_piece<PIECE, VECTOR>(cache_row + LATENT * SIZE + piece * PIECE, key);
-        }
       }
 #pragma unroll
-      for (int i = 0; i < IN_FLIGHT; ++i) {
+      for (int i = 0; i < KEYS_IN_FLIGHT; ++i) {
         const int head = first + STEP * i;
         if (head >= heads) break;
         char* row = to + head * to_stride;
@@ -122,7 +119,13 @@ __device__ __forceinline__ void write_keys(const char* k_nope, long long k_nope_
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+#define RESIDENT_BLOCKS BLOCKS_PER_SM
+#else  // the registers this leaves were weighed for Hopper; others spill
+#define RESIDENT_BLOCKS 1
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     prefill_fused(const ELEMENT* q, long long q_token_stride, long long q_head_stride,
                   const ELEMENT* k_nope, long long k_nope_token_stride,
                   long long k_nope_head_stride, const ELEMENT* k_pe, long long k_pe_stride,
@@ -151,19 +154,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     return;
   }
 
-  const PagedRows paged = {reinterpret_cast<char*>(cache), page_stride, row_stride, block_size,
-                           capacity};
-  char* cache_row = blockIdx.y == 0 ? row_of(paged, __ldg(slot_mapping + token)) : nullptr;
-  if (cache_row != nullptr) {
-    const char* latent = reinterpret_cast<const char*>(kv_c) + token * kv_c_stride;
-    for (int i = threadIdx.x; i < LATENT * SIZE / VECTOR; i += THREADS) {
-      store_once<VECTOR>(cache_row + i * VECTOR, load_once<VECTOR>(latent + i * VECTOR));
-    }
+  const char* rope_key = reinterpret_cast<const char*>(k_pe) + token * k_pe_stride;
+  if (blockIdx.y == 0) {
+    const PagedRows paged = {reinterpret_cast<char*>(cache), page_stride, row_stride, block_size,
+                             capacity};
+    insert_row<ELEMENT, LATENT, ROPE, VECTOR, TABLE_VECTOR, THREADS>(
+        reinterpret_cast<const char*>(kv_c) + token * kv_c_stride, rope_key, table,
+        positions == nullptr ? 0 : __ldg(position), row_of(paged, __ldg(slot_mapping + token)));
   }
   write_keys(reinterpret_cast<const char*>(k_nope) + token * k_nope_token_stride +
                  first_head * k_nope_head_stride,
-             k_nope_head_stride, reinterpret_cast<const char*>(k_pe) + token * k_pe_stride,
+             k_nope_head_stride, rope_key,
              reinterpret_cast<char*>(k_out) + token * k_out_token_stride +
                  first_head * k_out_head_stride,
-             k_out_head_stride, table, position, cache_row, heads);
+             k_out_head_stride, table, position, heads);
 }

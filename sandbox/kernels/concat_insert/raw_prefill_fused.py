@@ -12,7 +12,8 @@ from sandbox.kernels.cuda import CudaKernel
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "prefill_fused", overlap=True)
 THREADS = 384
-IN_FLIGHT = 3
+QUERIES_IN_FLIGHT = 3
+KEYS_IN_FLIGHT = {True: 4, False: 3}  # by whether q_out is q: what the registers of a block allow
 BLOCKS_PER_SM = 3
 ENOUGH_BLOCKS = 512
 """Fewer tokens than this are split by heads, so that all of a large GPU has work."""
@@ -29,10 +30,12 @@ def raw_fused(**arguments: Any) -> None:
         k_pe.shape[1],
     )
     vector = prefill_vector(arguments)
+    same = in_place(arguments["q"], arguments["q_out"])
     macros = {
         "THREADS": THREADS,
-        "IN_FLIGHT": IN_FLIGHT,
-        "IN_PLACE": in_place(arguments["q"], arguments["q_out"]),
+        "QUERIES_IN_FLIGHT": QUERIES_IN_FLIGHT,
+        "KEYS_IN_FLIGHT": KEYS_IN_FLIGHT[same],
+        "IN_PLACE": same,
         "BLOCKS_PER_SM": BLOCKS_PER_SM,
         "VECTOR": vector,
         "TABLE_VECTOR": table_vector(arguments["cos_sin"], vector, kv_c.dtype),
