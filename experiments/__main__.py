@@ -5,6 +5,7 @@ import typer
 from experiments.compare import compare
 from experiments.doctor import doctor
 from experiments.listing import list_ops
+from experiments.resources import resources
 
 app = typer.Typer(
     add_completion=False,
@@ -13,11 +14,13 @@ app = typer.Typer(
     help="""Experiments with kernels of Multi-head Latent Attention.
 
     Start with **doctor** (what this machine can do), then **list** (ops and variants),
-    then **compare** (which variant is right, and how fast).""",
+    then **compare** (which variant is right, and how fast); **resources** compiles the
+    kernels for every GPU.""",
 )
 app.command("compare")(compare)
 app.command("list")(list_ops)
 app.command("doctor")(doctor)
+app.command("resources")(resources)
 
 if __name__ == "__main__":
     app()
