@@ -1,0 +1,32 @@
+"""A sandbox for kernels of Multi-head Latent Attention: the public names, imported on first use."""
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "sandbox.dims": ("MLADims", "PRESETS"),
+    "sandbox.cache_formats": ("CacheFormat", "FORMATS"),
+    "sandbox.kernels": (
+        "OPS",
+        "Unavailable",
+        "concat_insert",
+        "concat_insert_decode",
+        "concat_insert_prefill",
+        "gather",
+        "lse_merge",
+        "lse_merge_k",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -43,7 +43,7 @@ def imported(path: Path) -> set[str]:
 class TestImports:
     def test_layers_look_only_down(self, path):
         here = part_of(path)
-        if here in ("__init__", "torch_arrays", "jax_arrays"):
+        if here in ("__init__", "torch_arrays", "jax_arrays"):  # names and libraries, no layer
             return
         for name in imported(path):
             parts = name.split(".")

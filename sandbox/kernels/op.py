@@ -146,7 +146,7 @@ def _torch_missing(target: str) -> str | None:
     return None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Op:
     """An op: its contract, its oracle, its cases, and the variants that implement it.
 
@@ -194,6 +194,9 @@ class Op:
         self._variants["reference"] = Variant(
             op=self, name="reference", kind="numpy", run=self._run_reference
         )
+
+    def __repr__(self) -> str:
+        return f"Op({self.name})"
 
     def __call__(
         self,
