@@ -327,5 +327,5 @@ def test_no_work_is_no_case(op):
     assert op.workload_case(PRESETS["tiny"], "tiny", bfloat16, nobody, "small") is None
     some = Workload("some", (3, 0), (5, 1))
     case = op.workload_case(PRESETS["tiny"], "tiny", bfloat16, some, "small")
-    tokens = 2 if op is concat_insert_decode else 6
+    tokens = {concat_insert: 6, concat_insert_prefill: 5, concat_insert_decode: 1}[op]
     assert op.make_inputs(case, np)["slot_mapping"].shape == (tokens,)

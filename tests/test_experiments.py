@@ -389,16 +389,16 @@ def test_dims_and_dtype_replace_those_of_the_cases():
 
 
 def test_batches_are_scaled_for_the_cpu_and_whole_on_a_gpu():
-    on_cpu = Planner(Selection(), ["host", "sim", "cpu"]).problems(OPS["gather"])
+    on_cpu = Planner(Selection(), ["host", "sim", "cpu"]).problems(OPS["concat_insert_decode"])
     scaled = [p for p in on_cpu if p.scaled]
     assert {p.case.size for p in scaled} == {"small", "medium"}
     assert all(p.case.workload.context_tokens <= 2048 for p in scaled)
-    on_gpu = Planner(Selection(), ["gpu"]).problems(OPS["gather"])
+    on_gpu = Planner(Selection(), ["gpu"]).problems(OPS["concat_insert_decode"])
     batches = [p for p in on_gpu if "generated" in p.case.name]
     assert len(batches) == 4
     assert not any(p.scaled for p in batches)
     assert max(p.case.workload.context_tokens for p in batches) > 100_000
-    asked = Planner(Selection(scale=100), ["gpu"]).problems(OPS["gather"])
+    asked = Planner(Selection(scale=100), ["gpu"]).problems(OPS["concat_insert_decode"])
     assert all("div100" in p.case.name for p in asked if "generated" in p.case.name)
 
 
@@ -407,8 +407,13 @@ def test_a_trace_replaces_the_cases_of_the_op(tmp_path):
     line = {"timestamp": 0, "input_length": 700, "output_length": 3, "hash_ids": [1, 2]}
     again = {"timestamp": 99, "input_length": 900, "output_length": 3, "hash_ids": [1, 3]}
     path.write_text(f"{json.dumps(line)}\n{json.dumps(again)}\n")
-    problems = Planner(Selection(trace=path, batches=9), ["gpu"]).problems(OPS["gather"])
-    assert {p.case.workload.context_lens for p in problems} == {(700,), (701, 512)}
+    planner = Planner(Selection(trace=path, batches=9), ["gpu"])
+
+    def contexts(op):
+        return {p.case.workload.context_lens for p in planner.problems(OPS[op])}
+
+    assert contexts("gather") == {(512,)}
+    assert contexts("concat_insert_decode") == {(700,), (701,)}
 
 
 def test_a_case_that_the_op_turns_down_is_unavailable_not_an_error(tmp_path, planted):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,19 @@ class Workload:
     @property
     def query_tokens(self) -> int:
         return sum(self.query_lens)
+
+    def prefills(self) -> Workload:
+        """The requests with more than one new token: those that attend over heads."""
+        return self._where(lambda query_len: query_len > 1)
+
+    def decodes(self) -> Workload:
+        """The requests with one new token: those that attend over the latent cache."""
+        return self._where(lambda query_len: query_len == 1)
+
+    def _where(self, wanted: Callable[[int], bool]) -> Workload:
+        lens = [pair for pair in zip(self.context_lens, self.query_lens) if wanted(pair[1])]
+        context_lens, query_lens = zip(*lens) if lens else ((), ())
+        return Workload(self.name, context_lens, query_lens)
 
 
 @dataclass(frozen=True)

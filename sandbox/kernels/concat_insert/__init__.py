@@ -13,7 +13,7 @@ from sandbox.kernels.op import Output, operation
     reference=reference.concat_insert,
     make_inputs=cases.insert_inputs,
     cases=cases.insert_cases,
-    workload_case=cases.prefill_workload,
+    workload_case=cases.insert_workload,
     cost=cases.insert_cost,
     tolerance=cases.insert_tolerance,
     check_values=checks.values,

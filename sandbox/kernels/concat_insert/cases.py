@@ -188,7 +188,7 @@ def _compare(*token_counts: int) -> Iterable[Case]:
         yield Case(v3, "deepseek_v3", bf16, workload, {"block_size": 64, "views": False}, size)
 
 
-def prefill_workload(
+def insert_workload(
     dims: MLADims, dims_name: str, dtype: np.dtype, workload: Workload, size: str
 ) -> Case | None:
     """All new tokens of a batch, or None where there are none."""
@@ -198,11 +198,18 @@ def prefill_workload(
     return Case(dims, dims_name, dtype, workload, options, size)
 
 
+def prefill_workload(
+    dims: MLADims, dims_name: str, dtype: np.dtype, workload: Workload, size: str
+) -> Case | None:
+    """The new tokens of a batch's prefills, or None where there are none."""
+    return insert_workload(dims, dims_name, dtype, workload.prefills(), size)
+
+
 def decode_workload(
     dims: MLADims, dims_name: str, dtype: np.dtype, workload: Workload, size: str
 ) -> Case | None:
-    """One new token of each request, or None where there is no request."""
-    return prefill_workload(dims, dims_name, dtype, _decode_step(workload), size)
+    """The new tokens of a batch's decodes, or None where there are none."""
+    return insert_workload(dims, dims_name, dtype, workload.decodes(), size)
 
 
 def _kept(case: Case) -> int:

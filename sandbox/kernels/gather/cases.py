@@ -100,7 +100,9 @@ def _compare() -> Iterable[Case]:
 def workload_case(
     dims: MLADims, dims_name: str, dtype: np.dtype, workload: Workload, size: str
 ) -> Case | None:
-    """The context rows of a batch, or None where no request has context."""
+    """The context rows of a batch's prefills, or None where none has context: decodes read the
+    cache in place."""
+    workload = workload.prefills()
     if not workload.context_tokens:
         return None
     return Case(dims, dims_name, dtype, workload, {"block_size": 64, "padded": False}, size)

@@ -173,8 +173,8 @@ def _compare() -> Iterable[Case]:
 def workload_case(
     dims: MLADims, dims_name: str, dtype: np.dtype, workload: Workload, size: str
 ) -> Case | None:
-    """The merge of context and new tokens, or None where no query token has context."""
-    case = Case(dims, dims_name, dtype, workload, {}, size)
+    """The merge of context and new tokens of a batch's prefills; None where none has context."""
+    case = Case(dims, dims_name, dtype, workload.prefills(), {}, size)
     return case if query_tokens(case) else None
 
 

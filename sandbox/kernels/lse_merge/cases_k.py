@@ -97,9 +97,10 @@ def _compare() -> Iterable[Case]:
 def workload_case(
     dims: MLADims, dims_name: str, dtype: np.dtype, workload: Workload, size: str
 ) -> Case | None:
-    """Four float32 splits of each query token with context to `dtype`; None where there is none."""
+    """Four float32 splits of each decoded token with context to `dtype`; None without one."""
     options = {"states": 4, "out": dtype.name}
-    case = Case(dims, dims_name, arrays.DTYPES["float32"], workload, options, size)
+    decodes = workload.decodes()
+    case = Case(dims, dims_name, arrays.DTYPES["float32"], decodes, options, size)
     return case if query_tokens(case) else None
 
 
