@@ -1,9 +1,16 @@
-"""Markers and the target that `-m gpu` adds."""
+"""Fixtures that several test files use."""
 
 import os
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
+
+from sandbox.kernels.cuda import CudaKernel
+from sandbox.kernels.cuda.source import KernelSource
+
+KERNELS = Path(__file__).with_name("cuda_kernels")
 
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", ".hypothesis")
 
@@ -11,3 +18,21 @@ os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", ".hypothesis")
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def scale() -> CudaKernel:
+    return CudaKernel(KERNELS / "scale.cu", "scale")
+
+
+@pytest.fixture
+def copied(tmp_path) -> KernelSource:
+    """`scale.cu` and its header where they can be edited."""
+    for name in ("scale.cu", "factor.cuh"):
+        shutil.copy(KERNELS / name, tmp_path)
+    return KernelSource(tmp_path / "scale.cu", "scale")
+
+
+@pytest.fixture
+def fresh_cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("MLA_SANDBOX_CACHE", str(tmp_path / "cache"))

@@ -1,8 +1,5 @@
-"""CUDA sources, their compilation for every architecture, and typed launches of them."""
+"""Typed launches of CUDA kernels, on the host runner and on a GPU."""
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -10,7 +7,6 @@ import numpy as np
 import pytest
 
 from sandbox.kernels.cuda import (
-    ARCHITECTURES,
     CompileError,
     CudaKernel,
     MissingDependency,
@@ -19,13 +15,10 @@ from sandbox.kernels.cuda import (
     no_device_reason,
     prebuild,
     record_launches,
-    source,
 )
 from sandbox.kernels.cuda import nvrtc as nvrtc_module
-from sandbox.kernels.cuda.abi import macro_text
 from sandbox.kernels.cuda.host_runner import unavailable_reason
-from sandbox.kernels.cuda.nvrtc import compile_cubin, device_arch, nvrtc_version
-from sandbox.kernels.cuda.source import KernelSource, Param, cuda_include_dirs, parse_signature
+from sandbox.kernels.cuda.nvrtc import nvrtc_version
 
 KERNELS = Path(__file__).with_name("cuda_kernels")
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -73,245 +66,6 @@ def put(request):
 
 def get(array) -> np.ndarray:
     return array if isinstance(array, np.ndarray) else array.get()
-
-
-@pytest.fixture
-def scale() -> CudaKernel:
-    return CudaKernel(KERNELS / "scale.cu", "scale")
-
-
-@pytest.fixture
-def copied(tmp_path) -> KernelSource:
-    """`scale.cu` and its header where they can be edited."""
-    for name in ("scale.cu", "factor.cuh"):
-        shutil.copy(KERNELS / name, tmp_path)
-    return KernelSource(tmp_path / "scale.cu", "scale")
-
-
-SIGNATURE = """
-#define LATER(a) \\
-  extern "C" __global__ void later(int a)
-// extern "C" __global__ void wanted(int commented_out);
-__device__ void helper(int a) { wanted(1); }
-extern "C" __global__ void before(int a) {}
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    wanted(const T* __restrict__ src,  // the source, (rows)
-           __nv_bfloat16 *const out, unsigned long long n, /* ) */ const float by,
-           const Pair<T, 8>* __restrict pairs, const __grid_constant__ struct Map map,
-           int64_t const *p, void* any, float four[4], T** table) {}
-__global__ void mangled(int a) {}
-"""
-
-
-def test_signature_is_read_from_the_text():
-    assert parse_signature(SIGNATURE, "wanted") == (
-        Param("src", "T", True, True),
-        Param("out", "__nv_bfloat16", True, False),
-        Param("n", "unsigned long long", False, False),
-        Param("by", "float", False, True),
-        Param("pairs", "Pair<T, 8>", True, True),
-        Param("map", "Map", False, True),
-        Param("p", "int64_t", True, True),
-        Param("any", "void", True, False),
-        Param("four", "float", True, False),
-        Param("table", "T*", True, False),
-    )
-    assert parse_signature('extern "C" __global__ void none(void) {}', "none") == ()
-
-
-@pytest.mark.parametrize(
-    ("text", "entry", "message"),
-    [
-        (SIGNATURE, "wante", "no .* wante.*before, wanted"),
-        (SIGNATURE, "helper", "no .* helper"),
-        (SIGNATURE, "mangled", 'mangled must be declared extern "C"'),
-        ('extern "C" __global__ void k(int) {}', "k", "k: cannot read the parameter 'int'"),
-        ('extern "C" __global__ void k(int& a) {}', "k", "cannot read the parameter 'int& a'"),
-        ('extern "C" __global__ void k(int a,\n#if X\nint b)\n#endif\n{}', "k", "preprocessor"),
-        ('extern "C" __global__ void k(int a', "k", "not closed"),
-    ],
-)
-def test_unreadable_signature_is_refused(text, entry, message):
-    with pytest.raises(ValueError, match=message):
-        parse_signature(text, entry)
-
-
-def test_digest_follows_the_file_and_its_headers(copied):
-    first = copied.digest()
-    assert copied.digest() == first
-    header = copied.path.with_name("factor.cuh")
-    header.write_text("#pragma once\n#define FACTOR 3.0f\n")
-    edited_header = copied.digest()
-    copied.path.write_text(copied.path.read_text() + "\n")
-    assert len({first, edited_header, copied.digest()}) == 3
-    header.unlink()
-    assert copied.system_includes() == ("cuda_bf16.h", "cuda_fp8.h", "factor.cuh")
-
-
-def test_headers_of_the_wanted_version_come_first(monkeypatch, tmp_path):
-    sets = []
-    for version in (13000, 12090):
-        folder = tmp_path / str(version)
-        (folder / "nv").mkdir(parents=True)
-        for name in ("cuda_bf16.h", "cuda_fp8.h", "nv/target"):
-            (folder / name).touch()
-        (folder / "cuda.h").write_text(f"#define CUDA_VERSION {version}\n")
-        sets.append([folder])
-    incomplete = [tmp_path]
-    monkeypatch.setattr(source, "_header_sets", lambda: iter([incomplete, *sets]))
-    assert cuda_include_dirs(12) == sets[1]
-    assert cuda_include_dirs(13) == sets[0]
-    assert cuda_include_dirs(11) == sets[0]
-    monkeypatch.setattr(source, "_header_sets", lambda: iter([incomplete]))
-    with pytest.raises(MissingDependency, match=r"mla-sandbox\[host\]"):
-        cuda_include_dirs()
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (3, "3"),
-        (True, "1"),
-        (np.bool_(False), "0"),
-        (np.int64(-4), "-4"),
-        (0.5, "0.5f"),
-        (2.0, "2.0f"),
-        (np.float32(1e-10), "1.000000013351432e-10f"),
-        ("a + b", "a + b"),
-        (np.float16, "__half"),
-        (BF16, "__nv_bfloat16"),
-        (ml_dtypes.float8_e4m3fn, "__nv_fp8_e4m3"),
-        (np.dtype("uint8"), "unsigned char"),
-        (np.dtype("int64"), "long long"),
-    ],
-)
-def test_macro_values_as_c_text(value, text):
-    assert macro_text("NAME", value) == text
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "error"),
-    [
-        ("A B", 1, ValueError),
-        ("A", float("nan"), ValueError),
-        ("A", "1\n2", ValueError),
-        ("A", np.complex64, TypeError),
-        ("A", None, TypeError),
-        ("A", (1, 2), TypeError),
-    ],
-)
-def test_macro_without_c_text_is_refused(name, value, error):
-    with pytest.raises(error, match=name):
-        macro_text(name, value)
-
-
-@pytest.fixture
-def fresh_cache(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("MLA_SANDBOX_CACHE", str(tmp_path / "cache"))
-
-
-@needs_nvrtc
-@pytest.mark.usefixtures("fresh_cache")
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_compiles_for_every_architecture(scale, arch):
-    found = scale.resources(arch, {"T": BF16})
-    assert 8 <= found.registers <= 32
-    assert (found.spill_stores, found.spill_loads, found.stack, found.static_shared) == (0,) * 4
-    assert found.max_threads == 1024
-    assert scale.unsupported(arch) is None
-
-
-@needs_nvrtc
-@pytest.mark.usefixtures("fresh_cache")
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
-def test_spills_shared_memory_and_launch_bounds_are_reported(arch):
-    spilling = CudaKernel(KERNELS / "spill.cu", "spill").resources(arch, {})
-    assert spilling.registers in (32, 64)
-    assert spilling.spill_stores >= 50
-    assert spilling.spill_loads >= 50
-    assert spilling.stack >= 50
-    bounded = CudaKernel(KERNELS / "reverse.cu", "bounded").resources(arch, {})
-    assert bounded.max_threads == 96
-    assert bounded.static_shared in range(33 * 4, 33 * 4 + 16)
-    assert bounded.spill_stores == 0
-
-
-@needs_nvrtc
-@pytest.mark.usefixtures("fresh_cache")
-def test_edited_header_is_compiled_anew(copied):
-    macros = {"T": "float"}
-    first = compile_cubin(copied, macros, "sm_80")
-    before = first.read_bytes()
-    assert compile_cubin(copied, macros, "sm_80") == first
-    copied.path.with_name("factor.cuh").write_text("#pragma once\n#define FACTOR 3.0f\n")
-    assert compile_cubin(copied, macros, "sm_80").read_bytes() != before
-
-
-@needs_nvrtc
-def test_compile_error_names_file_line_and_macros(scale):
-    with pytest.raises(
-        CompileError, match=r"scale.cu does not compile for sm_80 \(T=Missing\)"
-    ) as e:
-        scale.resources("sm_80", {"T": "Missing"})
-    assert 'scale.cu(7): error: identifier "Missing" is undefined' in e.value.log
-    assert e.value.macros == {"T": "Missing"}
-
-
-@needs_nvrtc
-def test_unknown_architectures_are_refused_in_words(scale):
-    with pytest.raises(MissingDependency, match=r"NVRTC \d+\.\d+ compiles for .* not for sm_999"):
-        scale.resources("sm_999", {"T": "float"})
-    assert "write sm_90" in scale.unsupported("90")
-    hopper = CudaKernel(scale.source.path, "scale", min_cc=(9, 0), arch_specific=True)
-    assert hopper.unsupported("sm_80") == "needs compute capability 9.0"
-    assert hopper.unsupported("sm_90") == "needs the architecture-specific sm_90a"
-    assert hopper.unsupported("sm_90a") is None
-
-
-@needs_nvrtc
-def test_device_architecture():
-    assert device_arch((8, 0)) == "sm_80"
-    assert device_arch((9, 0), arch_specific=True) == "sm_90a"
-    assert device_arch((8, 6), arch_specific=True) == "sm_86"
-    assert device_arch((12, 9)) in {"sm_120", "sm_121"}
-    assert device_arch((99, 0)) == "sm_990"
-
-
-WITHOUT_CUPY = """
-import sys
-import sandbox.kernels.cuda as cuda
-assert "cupy" not in sys.modules, "imported cupy"
-sys.modules["cupy"] = None
-assert cuda.device_info() is None
-assert "CuPy cannot be imported" in cuda.no_device_reason()
-kernel = cuda.CudaKernel(sys.argv[1], "scale")
-try:
-    kernel.resources("sm_90", {"T": "float"})
-except cuda.MissingDependency as missing:
-    print(missing)
-"""
-
-
-def test_import_and_reasons_without_cupy():
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", WITHOUT_CUPY, KERNELS / "scale.cu"],
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "pip install" in done.stdout
-
-
-def test_device_is_described_or_a_reason_given():
-    info = device_info()
-    assert (info is None) == (no_device_reason() is not None)
-    if info is None:
-        assert len(no_device_reason()) > 10
-    else:
-        assert info.cc >= (5, 0)
-        assert info.shared_per_block >= 48 * 1024
 
 
 def scalars(put, **changed):
