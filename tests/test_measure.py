@@ -352,3 +352,21 @@ def test_a_variant_against_itself_is_a_tie():
     assert found["timings"]["one"]["l2"] == "cold"
     assert abs(one.median - other.median) < max(one.iqr, other.iqr, 0.03 * one.median)
     assert 0 < found["timings"]["one"]["copy_us"] < one.median * 2
+
+
+@pytest.mark.parametrize("moved", [1, 31, 2312, 151_011_356, 1_496_318_720, 4 << 30])
+def test_copies_are_whole_units_of_hardly_more_bytes(moved):
+    copied = measure.copy_bytes_for(moved)
+    assert copied >= moved / 2
+    assert copied - moved / 2 <= max(16, 0.002 * moved) or moved < 1 << 17
+    assert copied % 16 == 0
+    assert copied % 65536 == 0 or moved < 1 << 26
+
+
+def test_auto_follows_a_preference_that_depends_on_the_arguments():
+    from sandbox.kernels import lse_merge
+
+    tile, vector = (lse_merge.variants[name] for name in ("raw_tile", "raw_vector"))
+    few, many = ({"prefix": np.empty((tokens, 2, 8), np.float32)} for tokens in (1, 64))
+    assert tile.preferred(few) < vector.preferred(few)
+    assert tile.preferred(many) > vector.preferred(many)
