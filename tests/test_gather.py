@@ -145,6 +145,7 @@ GOOD = {
         ({"out": np.zeros((10, 8), np.float16)}, TypeError, "out"),
         ({"out": np.zeros((10, 16), np.float32)[:, ::2]}, ValueError, "out"),
         ({"out": np.broadcast_to(np.float32(0), (10, 8))}, ValueError, "out"),
+        ({"out": GOOD["cache"].reshape(24, 8)[:10]}, ValueError, "out shares memory"),
         ({"variant": "no such"}, ValueError, "no such"),
     ],
 )

@@ -29,7 +29,7 @@ def python(*arguments, cwd=ROOT):
 @pytest.fixture
 def example(tmp_path):
     source = next(block for block in blocks("cuda") if "my_gather" in block)
-    launcher = next(block for block in blocks("python") if "my_gather.cu" in block)
+    launcher = next(block for block in blocks("python") if '@gather.variant("my_gather"' in block)
     (tmp_path / "my_gather.cu").write_text(source)
     (tmp_path / "my_gather.py").write_text(launcher)
     return tmp_path

@@ -81,7 +81,7 @@ def gather(
         num_tokens: rows that `out` must hold, a host integer at least `cu_seq_lens[B]`. None
             reads `cu_seq_lens[B]`, which waits for the GPU and cannot be captured in a graph.
         out: `[>= num_tokens, E]` of the cache's dtype, rows may be strided; None allocates
-            `[num_tokens, E]`.
+            `[num_tokens, E]`. It shares no memory with the cache.
 
     Returns:
         `out`.
@@ -115,5 +115,6 @@ def gather(
     if out is not None:
         require.array(out, "out", "tokens", "E")
         require.at_least(out, "out", 0, num_tokens, "the workspace must hold num_tokens rows")
+        require.Memory(out, "out").apart(require.Memory(cache, "cache"))
         rows = out.shape[0]
     return {"num_tokens": num_tokens, "out": Output((rows, cache.shape[2]), cache.dtype)}
