@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.lib.stride_tricks import as_strided
 
 from sandbox.arrays import bfloat16
 from sandbox.kernels import gather
@@ -146,6 +147,7 @@ GOOD = {
         ({"out": np.zeros((10, 16), np.float32)[:, ::2]}, ValueError, "out"),
         ({"out": np.broadcast_to(np.float32(0), (10, 8))}, ValueError, "out"),
         ({"out": GOOD["cache"].reshape(24, 8)[:10]}, ValueError, "out shares memory"),
+        ({"out": as_strided(np.zeros(99, np.float32), (10, 8), (4, 4))}, ValueError, "out has str"),
         ({"variant": "no such"}, ValueError, "no such"),
     ],
 )
