@@ -12,6 +12,8 @@ _HOMES = {
         "concat_insert",
         "concat_insert_decode",
         "concat_insert_prefill",
+        "concat_insert_prefill_fp8",
+        "dequantize_context",
         "gather",
         "lse_merge",
         "lse_merge_k",

@@ -4,8 +4,9 @@ from sandbox.kernels.concat_insert import (
     concat_insert,
     concat_insert_decode,
     concat_insert_prefill,
+    concat_insert_prefill_fp8,
 )
-from sandbox.kernels.gather import gather
+from sandbox.kernels.gather import dequantize_context, gather
 from sandbox.kernels.lse_merge import lse_merge, lse_merge_k
 from sandbox.kernels.op import OPS, Unavailable
 
@@ -15,6 +16,8 @@ __all__ = [
     "concat_insert",
     "concat_insert_decode",
     "concat_insert_prefill",
+    "concat_insert_prefill_fp8",
+    "dequantize_context",
     "gather",
     "lse_merge",
     "lse_merge_k",

@@ -96,10 +96,11 @@ def column_slice(xp: Any, shape: Sequence[int], dtype: np.dtype, seed: int, befo
 
 
 def padded_pages(xp: Any, shape: Sequence[int], dtype: np.dtype, row_pad: int, page_pad: int):
-    """A NaN-filled cache `[blocks, block_size, row]` whose rows and pages have padding between."""
+    """A cache `[blocks, block_size, row]` whose rows and pages have padding between, all of it NaN,
+    or bytes 0xFF, which make NaNs too."""
     blocks, block_size, row = shape
     page = block_size * (row + row_pad) + page_pad
-    flat = xp.full((blocks * page,), np.nan, dtype=dtype)
+    flat = xp.full((blocks * page,), 0xFF if dtype == np.uint8 else np.nan, dtype=dtype)
     strides = (page * dtype.itemsize, (row + row_pad) * dtype.itemsize, dtype.itemsize)
     return xp.lib.stride_tricks.as_strided(flat, shape, strides)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sandbox import arrays
+from sandbox.cache_formats import Field
 from sandbox.kernels.case import Case
 from sandbox.kernels.op import Op, Output, Tolerance, Variant
 
@@ -169,24 +170,30 @@ def _same_bits(left: Any, right: Any) -> bool:
 @np.errstate(invalid="ignore")
 def distance(got: Any, want: Any, tolerance: Tolerance) -> tuple[float, str]:
     """Largest error over what is allowed, and a message when that is too far (else empty)."""
-    xp = arrays.namespace(got)
     if not got.size:
         return 0.0, ""
+    if tolerance.fields:
+        return _packed_distance(got, want, tolerance)
+    xp = arrays.namespace(got)
     exact = xp.zeros(got.shape[-1:], dtype=bool) if got.ndim else xp.zeros((), dtype=bool)
     if tolerance.ulps == 0:
         exact[...] = True
     elif tolerance.exact is not None:
         exact[tolerance.exact] = True
-    rounded = want.astype(got.dtype)
+    with np.errstate(over="ignore"):
+        rounded = want.astype(got.dtype)
     both_nan = xp.isnan(got.astype(np.float32)) & xp.isnan(rounded.astype(np.float32))
-    differs = (bits_of(got) != bits_of(rounded)) & exact
+    same = bits_of(got) == bits_of(rounded)
+    differs = ~(same | both_nan if tolerance.any_nan else same) & exact
     if bool(differs.any()):
         return np.inf, _describe(xp, differs, got, rounded, "must match bit for bit")
+    if tolerance.ulps == 0:
+        return 0.0, ""
     got64, want64 = got.astype(np.float64), want.astype(np.float64)
     finite = xp.isfinite(want64)
     rms = float(xp.sqrt((xp.where(finite, want64, 0.0) ** 2).mean()))
-    allowed = max(tolerance.ulps, 1e-300) * _eps(got.dtype) * (xp.abs(want64) + rms)
-    agree = (got64 == want64) | both_nan | exact
+    allowed = tolerance.ulps * _eps(got.dtype) * (xp.abs(want64) + rms)
+    agree = (got64 == want64) | both_nan | exact | same
     gap = xp.where(agree, 0.0, xp.abs(got64 - want64))
     ratio = xp.where(agree, 0.0, gap / xp.where(allowed > 0, allowed, 1e-300))
     ratio = xp.where(xp.isnan(ratio), np.inf, ratio)
@@ -194,6 +201,54 @@ def distance(got: Any, want: Any, tolerance: Tolerance) -> tuple[float, str]:
     if worst > 1.0:
         return worst, _describe(xp, ratio > 1.0, got, want64, f"{worst:.3g} x the allowed error")
     return worst, ""
+
+
+def _packed_distance(got: Any, want: Any, tolerance: Tolerance) -> tuple[float, str]:
+    """The largest distance of any field of packed rows, and a message that names the field."""
+    xp = arrays.namespace(got)
+    worst = 0.0
+    for field in tolerance.fields:
+        part = slice(field.offset, field.offset + field.nbytes)
+        left, right = (xp.ascontiguousarray(rows[..., part]) for rows in (got, want))
+        loose = field.name in tolerance.loose
+        if field.dtype.itemsize > 1:
+            pair = (rows.view(field.dtype) for rows in (left, right))
+            error, message = distance(*pair, Tolerance(tolerance.ulps * loose, any_nan=True))
+        elif not loose:
+            error, message = distance(left, right, Tolerance())
+        else:
+            error, message = _code_distance(left, right, field)
+        worst = max(worst, error)
+        if message:
+            return worst, f"{field.name}: {message}"
+    return worst, ""
+
+
+def _code_distance(got: Any, want: Any, field: Field) -> tuple[float, str]:
+    """Codes may be one step from each other; what is no number must be the same code."""
+    xp = arrays.namespace(got)
+    if field.dtype == np.uint8:
+        got, want = (xp.stack([x & 0xF, x >> 4], axis=-1) for x in (got, want))
+        left, right = (((x.astype(np.int32) + 8) & 0xF) for x in (got, want))
+        odd = xp.zeros(got.shape, bool)
+    elif field.dtype == np.int8:
+        left, right = (x.view(np.int8).astype(np.int32) for x in (got, want))
+        odd = xp.zeros(got.shape, bool)
+    else:
+        left, right = (_ordinal(xp, x) for x in (got, want))
+        table = xp.asarray(~np.isfinite(np.arange(256, dtype=np.uint8).view(field.dtype)))
+        odd = table[got] | table[want]
+    steps = xp.abs(left - right)
+    wrong = (steps > 1) | (odd & (got != want))
+    if bool(wrong.any()):
+        return np.inf, _describe(xp, wrong, got, want, "may differ by one code")
+    return float(steps.max()), ""
+
+
+def _ordinal(xp: Any, codes: Any) -> Any:
+    """Place of each 8-bit float's code on the number line."""
+    magnitude = (codes & 0x7F).astype(np.int32)
+    return xp.where(codes > 0x7F, -magnitude, magnitude)
 
 
 def _eps(dtype: np.dtype) -> float:

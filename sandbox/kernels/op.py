@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from sandbox import arrays
+from sandbox.cache_formats import Field
 from sandbox.kernels import numba_target, require
 from sandbox.kernels.case import Case
 from sandbox.kernels.cuda import host_runner
@@ -58,11 +59,19 @@ class Tolerance:
     """How far an output may be from the float64 oracle.
 
     An element may differ by `ulps * eps(dtype) * (|want| + rms(want))`; 0 means bit for bit.
-    Columns of the last axis in `exact` must match bit for bit all the same.
+    Columns of the last axis in `exact` must match bit for bit all the same. With `any_nan` a NaN
+    may have other bits than the oracle's.
+
+    The last axis of packed rows (`uint8`) is made of `fields`, each compared by itself: those named
+    in `loose` may differ by `ulps` if they are floats of 16 or 32 bits, and by one code if they are
+    codes; the others must match bit for bit, or as one NaN another.
     """
 
     ulps: float = 0.0
     exact: slice | None = None
+    any_nan: bool = False
+    fields: tuple[Field, ...] = ()
+    loose: tuple[str, ...] = ()
 
 
 class Unavailable(RuntimeError):

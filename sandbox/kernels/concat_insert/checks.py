@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from sandbox.cache_formats import FORMATS
-from sandbox.kernels import require
+import numpy as np
+
+from sandbox.cache_formats import FORMATS, Widths, format_named
+from sandbox.kernels import cache_arguments, require
 
 
-def rows_to_insert(kv_c: Any, k_pe: Any, cache: Any, slot_mapping: Any) -> tuple[int, Any]:
+def rows_to_insert(
+    kv_c: Any,
+    k_pe: Any,
+    cache: Any,
+    slot_mapping: Any,
+    cache_format: Any,
+    k_scale: Any,
+    tile_scale: Any,
+) -> tuple[int, dict[str, Any]]:
     """Check the arguments that make cache rows.
 
     Returns:
-        The token count, and `k_pe` as `[>= T, R]` whatever form it came in.
+        The token count, and what replaces arguments: `k_pe` as `[>= T, R]` whatever form it came
+        in, the format's name, its scale as an array, its rule for tiles.
     """
     require.array(kv_c, "kv_c", "tokens", "L")
-    require.dtype(kv_c, "kv_c", *(fmt.storage for fmt in FORMATS.values()))
+    require.dtype(kv_c, "kv_c", *(fmt.storage for fmt in FORMATS.values() if not fmt.packed))
     require.strided_rows(kv_c, "kv_c")
     if kv_c.shape[1] == 0:
         raise ValueError(f"kv_c has shape {tuple(kv_c.shape)}: L must be positive")
@@ -29,19 +40,38 @@ def rows_to_insert(kv_c: Any, k_pe: Any, cache: Any, slot_mapping: Any) -> tuple
     require.strided_rows(k_pe, "k_pe")
     if k_pe.shape[1] % 2:
         raise ValueError(f"k_pe has shape {tuple(k_pe.shape)}: R must be even")
-    require.array(cache, "cache", "num_blocks", "block_size", "E")
-    require.same_dtype(cache, "cache", kv_c, "kv_c")
-    require.size(cache, "cache", 2, kv_c.shape[1] + k_pe.shape[1], "E is kv_c's L + k_pe's R")
+    require.array(cache, "cache", "num_blocks", "block_size", "row")
+    if cache_format is None and cache.dtype != np.uint8:
+        require.same_dtype(cache, "cache", kv_c, "kv_c")
+    fmt = format_named(cache_format, cache.dtype)
+    if not fmt.packed:
+        require.same_dtype(cache, "cache", kv_c, "kv_c")
+    widths = Widths(kv_c.shape[1], k_pe.shape[1])
+    why = f"a {fmt.name} row of kv_c's L = {widths.L} and k_pe's R = {widths.R}"
+    require.size(cache, "cache", 2, fmt.row_elements(widths), why)
     require.strided_rows(cache, "cache")
+    cache_arguments.aligned(cache, "cache", fmt)
     if cache.shape[1] == 0:
         raise ValueError(f"cache has shape {tuple(cache.shape)}: block_size must be positive")
     steps = [stride for length, stride in zip(cache.shape, cache.strides) if length > 1]
     if cache.size and 0 in steps:
         raise ValueError("cache overlaps itself: a broadcast view cannot be written")
+    scale = cache_arguments.cache_scale(fmt, k_scale, cache)
+    fmt.check_scales(k_scale, tile_scale)
+    if fmt.tile_scales and tile_scale is None:
+        tile_scale = fmt.tile_scales[0]
     tokens = token_ids(slot_mapping, "slot_mapping")
     per_token(kv_c, "kv_c", tokens)
     per_token(k_pe, "k_pe", tokens)
-    return tokens, k_pe
+    places = require.Memory(cache, "cache")
+    for name, value in (("kv_c", kv_c), ("k_pe", k_pe)):
+        require.Memory(value, name).apart(places)
+    return tokens, {
+        "k_pe": k_pe,
+        "cache_format": fmt.name,
+        "k_scale": scale,
+        "tile_scale": tile_scale,
+    }
 
 
 def token_ids(ids: Any, name: str) -> int:
@@ -65,6 +95,19 @@ def heads(value: Any, name: str, width: str, kv_c: Any, tokens: int) -> None:
     per_token(value, name, tokens)
     if value.shape[1] == 0:
         raise ValueError(f"{name} has shape {tuple(value.shape)}: N must be positive")
+
+
+def prefill_heads(
+    q: Any, k_nope: Any, k_pe: Any, kv_c: Any, tokens: int, positions: Any, cos_sin: Any
+) -> dict[str, Any]:
+    """Check the heads of a prefill and its rotation; returns positions and table."""
+    heads(k_nope, "k_nope", "P", kv_c, tokens)
+    heads(q, "q", "P + R", kv_c, tokens)
+    require.size(q, "q", 1, k_nope.shape[1], "k_nope's heads")
+    if k_nope.shape[2] == 0:
+        raise ValueError(f"k_nope has shape {tuple(k_nope.shape)}: P must be positive")
+    require.size(q, "q", 2, k_nope.shape[2] + k_pe.shape[1], "k_nope's P + k_pe's R")
+    return rope(positions, cos_sin, k_pe.shape[1], tokens)
 
 
 def rope(positions: Any, cos_sin: Any, width: int, tokens: int) -> dict[str, Any]:
@@ -106,9 +149,16 @@ def apart(outputs: dict[str, Any], others: dict[str, Any]) -> None:
 
 
 def values(
-    *, cache: Any, slot_mapping: Any, positions: Any = None, cos_sin: Any = None, **_: Any
+    *,
+    cache: Any,
+    slot_mapping: Any,
+    positions: Any = None,
+    cos_sin: Any = None,
+    **others: Any,
 ) -> None:
-    """Slots within the cache and positions within the table."""
+    """Slots within the cache, positions within the table, scales that can be divided by."""
+    scales = ("k_scale", "q_descale", "k_descale", "v_descale")
+    cache_arguments.positive_scales(**{name: others.get(name) for name in scales})
     tokens = slot_mapping.shape[0]
     capacity = cache.shape[0] * cache.shape[1]
     if tokens and int(slot_mapping.max()) >= capacity:

@@ -1,4 +1,4 @@
-"""The oracles: rotation in float64, rounded once; everything else is copied."""
+"""The oracles: rotation in float64, rounded once, to bits or codes; all else copied or encoded."""
 
 from __future__ import annotations
 
@@ -7,16 +7,31 @@ from typing import Any
 import numpy as np
 
 from sandbox import arrays
+from sandbox.cache_formats import E4M3, FORMATS, Widths
 
 
-def concat_insert(kv_c: Any, k_pe: Any, cache: Any, slot_mapping: Any) -> dict[str, Any]:
-    """Every row looked up by itself: slot, block, row."""
+def concat_insert(
+    kv_c: Any,
+    k_pe: Any,
+    cache: Any,
+    slot_mapping: Any,
+    cache_format: str,
+    k_scale: Any,
+    tile_scale: str | None,
+) -> dict[str, Any]:
+    """Every row looked up by itself: slot, block, row. `k_pe` may be float64."""
     xp = arrays.namespace(cache)
     num_blocks, block_size, _ = cache.shape
     final = cache.copy()
     kept = xp.flatnonzero((slot_mapping >= 0) & (slot_mapping < num_blocks * block_size))
     slots = slot_mapping[kept]
-    rows = xp.concatenate([kv_c[kept], k_pe[kept]], axis=-1)
+    fmt, widths = FORMATS[cache_format], Widths(kv_c.shape[1], k_pe.shape[1])
+    if fmt.packed:
+        rows = xp.concatenate([kv_c[kept].astype(np.float32), k_pe[kept].astype(np.float32)], -1)
+        scale = None if k_scale is None else float(k_scale[0])
+        rows = fmt.encode(rows, widths, k_scale=scale, tile_scale=tile_scale)
+    else:
+        rows = xp.concatenate([kv_c[kept], k_pe[kept].astype(cache.dtype)], axis=-1)
     final[slots // block_size, slots % block_size] = rows
     return {"cache": final}
 
@@ -24,7 +39,8 @@ def concat_insert(kv_c: Any, k_pe: Any, cache: Any, slot_mapping: Any) -> dict[s
 def rope(x: Any, positions: Any, cos_sin: Any) -> Any:
     """Pairs (2i, 2i + 1) of x `[T, ..., R]` turned by the angles of its token's position.
 
-    Without positions x as it is. A position that the table does not have gives NaN.
+    In float64, or, without positions, x as it is. A position that the table does not have gives
+    NaN.
     """
     if positions is None:
         return x
@@ -39,7 +55,7 @@ def rope(x: Any, positions: Any, cos_sin: Any) -> Any:
     turned = xp.empty(x.shape)
     turned[..., 0::2] = even * cosine - odd * sine
     turned[..., 1::2] = even * sine + odd * cosine
-    return turned.astype(x.dtype)
+    return turned
 
 
 def concat_insert_prefill(
@@ -47,12 +63,12 @@ def concat_insert_prefill(
     k_nope: Any,
     k_pe: Any,
     kv_c: Any,
-    cache: Any,
     slot_mapping: Any,
     positions: Any,
     cos_sin: Any,
     q_out: Any,
     k_out: Any,
+    **row: Any,
 ) -> dict[str, Any]:
     """Row by row of the three outputs."""
     tokens, nope = slot_mapping.shape[0], k_nope.shape[2]
@@ -60,11 +76,48 @@ def concat_insert_prefill(
     key = rope(k_pe[:tokens], positions, cos_sin)
     final_q, final_k = q_out.copy(), k_out.copy()
     final_q[:tokens, :, :nope] = q[:tokens, :, :nope]
-    final_q[:tokens, :, nope:] = rope(q[:tokens, :, nope:], positions, cos_sin)
+    final_q[:tokens, :, nope:] = rope(q[:tokens, :, nope:], positions, cos_sin).astype(q.dtype)
     final_k[:tokens, :, :nope] = k_nope[:tokens]
-    final_k[:tokens, :, nope:] = key[:, None]
-    inserted = concat_insert(kv_c[:tokens], key, cache, slot_mapping)
+    final_k[:tokens, :, nope:] = key[:, None].astype(q.dtype)
+    inserted = concat_insert(kv_c[:tokens], key, slot_mapping=slot_mapping, **row)
     return {"q_out": final_q, "k_out": final_k, **inserted}
+
+
+def codes(values: Any, descale: Any) -> Any:
+    """E4M3 codes of values times the reciprocal of their descale, both in float32."""
+    with np.errstate(all="ignore"):
+        return E4M3.encode(values.astype(np.float32) * (np.float32(1) / descale[0]))
+
+
+def concat_insert_prefill_fp8(
+    q: Any,
+    k_nope: Any,
+    v: Any,
+    k_pe: Any,
+    kv_c: Any,
+    slot_mapping: Any,
+    q_descale: Any,
+    k_descale: Any,
+    v_descale: Any,
+    positions: Any,
+    cos_sin: Any,
+    q_out: Any,
+    k_out: Any,
+    v_out: Any,
+    **row: Any,
+) -> dict[str, Any]:
+    """Row by row of the four outputs."""
+    tokens, nope = slot_mapping.shape[0], k_nope.shape[2]
+    positions = positions[:tokens] if positions is not None else None
+    key = rope(k_pe[:tokens], positions, cos_sin)
+    final_q, final_k, final_v = q_out.copy(), k_out.copy(), v_out.copy()
+    final_q[:tokens, :, :nope] = codes(q[:tokens, :, :nope], q_descale)
+    final_q[:tokens, :, nope:] = codes(rope(q[:tokens, :, nope:], positions, cos_sin), q_descale)
+    final_k[:tokens, :, :nope] = codes(k_nope[:tokens], k_descale)
+    final_k[:tokens, :, nope:] = codes(key, k_descale)[:, None]
+    final_v[:tokens] = codes(v[:tokens], v_descale)
+    inserted = concat_insert(kv_c[:tokens], key, slot_mapping=slot_mapping, **row)
+    return {"q_out": final_q, "k_out": final_k, "v_out": final_v, **inserted}
 
 
 def concat_insert_decode(
@@ -72,17 +125,24 @@ def concat_insert_decode(
     q_pe: Any,
     kv_c: Any,
     k_pe: Any,
-    cache: Any,
     slot_mapping: Any,
     positions: Any,
     cos_sin: Any,
     q_out: Any,
+    q_descale: Any,
+    **row: Any,
 ) -> dict[str, Any]:
     """Row by row of the two outputs."""
     tokens, latent = slot_mapping.shape[0], kv_c.shape[1]
     positions = positions[:tokens] if positions is not None else None
     final = q_out.copy()
-    final[:tokens, :, :latent] = ql_nope[:tokens]
-    final[:tokens, :, latent:] = rope(q_pe[:tokens], positions, cos_sin)
+    turned = rope(q_pe[:tokens], positions, cos_sin)
+    if q_descale is None:
+        final[:tokens, :, :latent] = ql_nope[:tokens]
+        final[:tokens, :, latent:] = turned.astype(final.dtype)
+    else:
+        final[:tokens, :, :latent] = codes(ql_nope[:tokens], q_descale)
+        final[:tokens, :, latent:] = codes(turned, q_descale)
     key = rope(k_pe[:tokens], positions, cos_sin)
-    return {"q_out": final, **concat_insert(kv_c[:tokens], key, cache, slot_mapping)}
+    inserted = concat_insert(kv_c[:tokens], key, slot_mapping=slot_mapping, **row)
+    return {"q_out": final, **inserted}

@@ -1,10 +1,12 @@
-"""The oracle of gather."""
+"""The oracles of gather and dequantize_context."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from sandbox import arrays
+from sandbox.cache_formats import FORMATS
+from sandbox.kernels import cache_arguments
 
 
 def gather(
@@ -14,6 +16,10 @@ def gather(
     seq_starts: Any,
     num_tokens: int,
     out: Any,
+    cache_format: str | None,
+    k_scale: Any,
+    kv_lora_rank: int | None,
+    out_dtype: Any,
 ) -> dict[str, Any]:
     """Every row looked up by itself: owner, position, block, row."""
     xp = arrays.namespace(cache)
@@ -31,6 +37,30 @@ def gather(
     block = xp.full(rows.shape, -1, dtype=xp.int64)
     block[in_table] = block_table[owner[in_table], column[in_table]]
     exists = (block >= 0) & (block < num_blocks)
-    final[rows[exists]] = cache[block[exists], position[exists] % block_size]
+    found = cache[block[exists], position[exists] % block_size]
+    if out_dtype != cache.dtype:
+        found = restored(found, cache_format, k_scale, kv_lora_rank, out_dtype)
+    final[rows[exists]] = found
     final[rows[~exists]] = 0
     return {"out": final}
+
+
+def dequantize_context(
+    codes: Any,
+    cache_format: str,
+    k_scale: Any,
+    kv_lora_rank: int | None,
+    out_dtype: Any,
+    out: Any,
+) -> dict[str, Any]:
+    final = out.copy()
+    final[: codes.shape[0]] = restored(codes, cache_format, k_scale, kv_lora_rank, out_dtype)
+    return {"out": final}
+
+
+def restored(codes: Any, cache_format: str, k_scale: Any, L: int, dtype: Any) -> Any:
+    """Packed rows as numbers of `dtype`, rounded once."""
+    fmt = FORMATS[cache_format]
+    scale = None if k_scale is None else float(k_scale[0])
+    widths = cache_arguments.widths(codes, "codes", fmt, L)
+    return fmt.decode(codes, widths, k_scale=scale).astype(dtype)
