@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from sandbox import arrays
+from sandbox.cache_formats import FORMATS
 
 
 def widest_vector(*pieces: Any) -> int:
@@ -45,57 +47,39 @@ def decode_vector(arguments: dict[str, Any]) -> int:
     return widest_vector(*(arguments[name] for name in names))
 
 
-def insert_arguments(kv_c: Any, k_pe: Any, cache: Any, slot_mapping: Any) -> tuple[Any, ...]:
-    """kv_c, k_pe, the cache and the slots, each with its strides in bytes."""
-    return (kv_c, kv_c.strides[0], k_pe, k_pe.strides[0], *_cache_arguments(cache), slot_mapping)
+def format_macros(cache_format: str, tile_scale: str | None) -> dict[str, Any]:
+    """What makes a kernel write rows of one format: macros for `insert_row`."""
+    packed = FORMATS[cache_format].packed
+    return {"FORMAT": cache_format.upper() if packed else "PLAIN", "POW2": tile_scale == "pow2"}
 
 
-def prefill_arguments(
-    q: Any,
-    k_nope: Any,
-    k_pe: Any,
-    kv_c: Any,
-    cache: Any,
-    slot_mapping: Any,
-    positions: Any,
-    cos_sin: Any,
-    q_out: Any,
-    k_out: Any,
-) -> tuple[Any, ...]:
+def insert_arguments(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+    """kv_c, k_pe, the cache, its scale and the slots, each with its strides in bytes."""
+    kv_c, k_pe = arguments["kv_c"], arguments["k_pe"]
+    rows = (kv_c, kv_c.strides[0], k_pe, k_pe.strides[0])
+    return (*rows, *_cache_arguments(arguments), arguments["slot_mapping"])
+
+
+def prefill_arguments(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
-        *_heads(q),
-        *_heads(k_nope),
-        k_pe,
-        k_pe.strides[0],
-        kv_c,
-        kv_c.strides[0],
-        *_cache_arguments(cache),
-        slot_mapping,
-        positions,
-        *table_arguments(cos_sin),
-        *_heads(q_out),
-        *_heads(k_out),
+        *_heads(arguments["q"]),
+        *_heads(arguments["k_nope"]),
+        *insert_arguments(arguments),
+        arguments["positions"],
+        *table_arguments(arguments["cos_sin"]),
+        *_heads(arguments["q_out"]),
+        *_heads(arguments["k_out"]),
     )
 
 
-def decode_arguments(
-    ql_nope: Any,
-    q_pe: Any,
-    kv_c: Any,
-    k_pe: Any,
-    cache: Any,
-    slot_mapping: Any,
-    positions: Any,
-    cos_sin: Any,
-    q_out: Any,
-) -> tuple[Any, ...]:
+def decode_arguments(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
-        *_heads(ql_nope),
-        *_heads(q_pe),
-        *insert_arguments(kv_c, k_pe, cache, slot_mapping),
-        positions,
-        *table_arguments(cos_sin),
-        *_heads(q_out),
+        *_heads(arguments["ql_nope"]),
+        *_heads(arguments["q_pe"]),
+        *insert_arguments(arguments),
+        arguments["positions"],
+        *table_arguments(arguments["cos_sin"]),
+        *_heads(arguments["q_out"]),
     )
 
 
@@ -110,9 +94,11 @@ def _heads(array: Any) -> tuple[Any, int, int]:
     return array, array.strides[0], array.strides[1]
 
 
-def _cache_arguments(cache: Any) -> tuple[Any, ...]:
+def _cache_arguments(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+    cache = arguments["cache"]
     num_blocks, block_size, _ = cache.shape
-    return cache, cache.strides[0], cache.strides[1], block_size, num_blocks * block_size
+    place = (cache, cache.strides[0], cache.strides[1], block_size, num_blocks * block_size)
+    return (*place, arguments["k_scale"])
 
 
 def in_place(q: Any, q_out: Any) -> bool:
