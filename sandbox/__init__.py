@@ -5,7 +5,13 @@ from typing import Any
 
 _HOMES = {
     "sandbox.dims": ("MLADims", "PRESETS"),
-    "sandbox.cache_formats": ("CacheFormat", "FORMATS"),
+    "sandbox.cache_formats": (
+        "CacheFormat",
+        "FORMATS",
+        "bytes_per_token",
+        "capacity",
+        "choose_k_scale",
+    ),
     "sandbox.kernels": (
         "OPS",
         "Unavailable",
