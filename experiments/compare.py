@@ -82,6 +82,14 @@ def compare(
     dtype: Annotated[
         str | None, typer.Option(help="bfloat16, float16 or float32, in place of the cases' own.")
     ] = None,
+    cache_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="Only caches of these formats (fp8_e4m3, fp8_ds_mla, ...; with commas, or all), "
+            "and batches in them.",
+        ),
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(
@@ -95,6 +103,14 @@ def compare(
             "--quick",
             help="A fifth of the time a case, no generated batches; "
             "without a GPU only the small cases.",
+        ),
+    ] = False,
+    checked: Annotated[
+        bool,
+        typer.Option(
+            "--checked",
+            help="The host runner's checked build, in a shuffled schedule of threads: out of "
+            "bounds, misaligned, races. Slow.",
         ),
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the arrays and of the generator.")] = 0,
@@ -120,7 +136,9 @@ def compare(
     - `python -m experiments compare gather --variants 'torch,raw_*'`
     - `python -m experiments compare gather --variant-file my_variant.py`
     - `python -m experiments compare --trace requests.jsonl --batches 6 --dims kimi_k2`
+    - `python -m experiments compare gather --format fp8_ds_mla,fp8_e4m3 --dims kimi_k2`
     - `python -m experiments compare lse_merge --dims N=16,L=256 --dtype float16 --quick`
+    - `python -m experiments compare gather --variants raw_tile --target host --checked`
 
     **Results** are in `results/<run>/`: `rows.jsonl` (every column, raw samples, the command that
     makes the row again), `fingerprint.json`, `table.txt`, `table.md`, PNG plots, `report.html`.
@@ -135,16 +153,19 @@ def compare(
         scale=scale,
         dims=dims,
         dtype=dtype,
+        format=cache_format,
         target=target,
         quick=quick,
+        checked=checked,
         seed=seed,
     )
     try:
-        sessions = plan_sessions(selection, timeout)
+        sessions, left_out = plan_sessions(selection, timeout)
     except (BadOption, TraceError) as failure:
         raise stop(str(failure)) from None
     if not sessions:
-        raise stop("nothing to run: no case or no variant is left by these options")
+        reasons = "; ".join(left_out) or "no case or no variant is left by these options"
+        raise stop(f"nothing to run: {reasons}")
     run = Run(run_folder("compare", out))
     try:
         interrupted = run_sessions(sessions, run)
@@ -153,6 +174,8 @@ def compare(
     finally:
         run.close()
     show(run.rows, run.folder)
+    for reason in left_out:
+        console.print(f"left out: {reason}", highlight=False, markup=False, soft_wrap=True)
     if gemm is not None:
         console.print(f"bf16 GEMM 8192 x 8192 x 8192: {gemm_text(gemm)}", highlight=False)
     if interrupted:
@@ -161,8 +184,8 @@ def compare(
         raise typer.Exit(1)
 
 
-def plan_sessions(selection: Selection, timeout_s: float) -> list[Session]:
-    """A session for each op and group of targets that has something to run."""
+def plan_sessions(selection: Selection, timeout_s: float) -> tuple[list[Session], list[str]]:
+    """A session for each op and group of targets that has something to run; what is left out."""
     for path in selection.variant_files:
         try:
             import_variant_file(path)
@@ -171,6 +194,8 @@ def plan_sessions(selection: Selection, timeout_s: float) -> list[Session]:
     chosen = chosen_ops(selection.ops)
     names = chosen_variants(chosen, selection.variants)
     targets = chosen_targets(selection.target)
+    if selection.checked and "host" not in targets:
+        raise BadOption("--checked is for the host runner: it needs --target host")
     planner = Planner(selection, targets)
     sessions = []
     for op in chosen:
@@ -185,11 +210,12 @@ def plan_sessions(selection: Selection, timeout_s: float) -> list[Session]:
                         problems=problems,
                         reproduce=lambda *row, op=op.name: selection.command(op, *row),
                         variant_files=selection.variant_files,
+                        checked=selection.checked,
                         budget_s=0.1 if selection.quick else 0.5,
                         timeout_s=timeout_s,
                     )
                 )
-    return sessions
+    return sessions, planner.left_out
 
 
 def run_sessions(sessions: Sequence[Session], run: Run) -> bool:

@@ -14,9 +14,10 @@ from experiments import workloads
 from experiments.session import CPU_TARGETS, Problem
 from experiments.workloads import Limits
 from sandbox import arrays
+from sandbox.cache_formats import FORMATS
 from sandbox.dims import PRESETS, MLADims
 from sandbox.kernels import OPS
-from sandbox.kernels.case import Workload
+from sandbox.kernels.case import Case, Workload
 from sandbox.kernels.cuda import no_device_reason
 from sandbox.kernels.op import Op
 
@@ -32,8 +33,10 @@ LETTERS = {
     "R": "qk_rope_head_dim",
     "V": "v_head_dim",
 }
-KEPT_OPTIONS = ("trace", "batches", "scale", "dims", "dtype", "seed")
+KEPT_OPTIONS = ("trace", "batches", "scale", "dims", "dtype", "format", "seed")
 """Options that a reproduced row needs as they were."""
+FLAGS = ("quick", "checked")
+DTYPES = ("bfloat16", "float16", "float32")
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -58,8 +61,10 @@ class Selection:
     scale: int | None = None
     dims: str | None = None
     dtype: str | None = None
+    format: str | None = None
     target: str | None = None
     quick: bool = False
+    checked: bool = False
     seed: int = 0
 
     def command(self, op: str, case: str, variant: str, target: str) -> str:
@@ -72,7 +77,7 @@ class Selection:
             if each.name == "variant_files":
                 for path in value:
                     words += [option, str(path)]
-            elif each.name == "quick":
+            elif each.name in FLAGS:
                 words += [option] * value
             elif each.name in KEPT_OPTIONS and value != each.default:
                 words += ["--" + each.name, str(value)]
@@ -141,9 +146,28 @@ def parse_dims(text: str) -> tuple[str, MLADims]:
 
 def parse_dtype(text: str) -> np.dtype:
     name = DTYPE_NAMES.get(text, text)
-    if name not in arrays.DTYPES:
-        raise BadOption(f"--dtype {text!r}: expected {', '.join(arrays.DTYPES)}")
+    if name not in DTYPES:
+        raise BadOption(f"--dtype {text!r}: expected {', '.join(DTYPES)}")
     return arrays.DTYPES[name]
+
+
+def parse_formats(text: str) -> tuple[str, ...]:
+    """Names of cache formats from a comma-separated list; `all` is every one."""
+    names = tuple(part.strip() for part in text.split(","))
+    if names == ("all",):
+        return tuple(FORMATS)
+    for name in names:
+        if name not in FORMATS:
+            raise BadOption(f"--format {name!r}: expected {', '.join(FORMATS)}, or all")
+    return names
+
+
+def formats_of(op: Op) -> tuple[str, ...]:
+    """Names of the cache formats of an op's cases; none for an op that knows no format."""
+    cases = [*op.cases("conformance"), *op.cases("compare")]
+    if not any("format" in case.options for case in cases):
+        return ()
+    return tuple(dict.fromkeys(case.format.name for case in cases))
 
 
 def trace_batches(selection: Selection, gpu: bool) -> list[Workload]:
@@ -160,6 +184,9 @@ class Planner:
     They are the op's own compare cases and batches of generated requests, or with a trace the
     trace's batches alone. Without a GPU the batches are scaled down to what NumPy and the host
     runner can take, and the first one further, with tiny dims, to what the simulator can.
+
+    Attributes:
+        left_out: what was asked for and cannot be, in words.
     """
 
     def __init__(self, selection: Selection, targets: Sequence[str]) -> None:
@@ -167,20 +194,34 @@ class Planner:
         self._gpu = "gpu" in targets
         self._dims = parse_dims(selection.dims) if selection.dims else None
         self._dtype = parse_dtype(selection.dtype) if selection.dtype else None
+        self._formats = parse_formats(selection.format) if selection.format else None
         generated = selection.trace is None and selection.quick
         self._batches = [] if generated else trace_batches(selection, self._gpu)
+        self.left_out: list[str] = []
 
     def problems(self, op: Op) -> list[Problem]:
-        own = [] if self._selection.trace else self._own_cases(op)
-        found = [*own, *self._workload_cases(op)]
+        formats = self._formats_of(op)
+        own = [] if self._selection.trace else self._own_cases(op, formats)
+        found = [*own, *self._workload_cases(op, formats)]
         found = [
             replace(problem, case=replace(problem.case, seed=self._selection.seed))
             for problem in found
         ]
         unique = list({problem.case.name: problem for problem in found}.values())
-        return self._matching(unique)
+        return [problem for problem in self._matching(unique) if self._has_layout(problem.case)]
 
-    def _own_cases(self, op: Op) -> Iterator[Problem]:
+    def _formats_of(self, op: Op) -> Sequence[str] | None:
+        """The formats that were asked for and that the op has; None leaves its cases theirs."""
+        known = formats_of(op)
+        if self._formats is None or not known:
+            return None
+        if self._selection.format != "all":
+            for name in self._formats:
+                if name not in known:
+                    self._leave_out(f"{op.name} has no {name} cases")
+        return [name for name in self._formats if name in known]
+
+    def _own_cases(self, op: Op, formats: Sequence[str] | None) -> Iterator[Problem]:
         for case in op.cases("compare"):
             if self._selection.quick and not self._gpu and case.size != "small":
                 continue
@@ -189,9 +230,10 @@ class Planner:
                 altered = replace(altered, dims=self._dims[1], dims_name=self._dims[0])
             if self._dtype is not None:
                 altered = replace(altered, dtype=self._dtype)
-            yield Problem(altered, altered=altered != case)
+            if formats is None or altered.format.name in formats:
+                yield Problem(altered, altered=altered != case)
 
-    def _workload_cases(self, op: Op) -> Iterator[Problem]:
+    def _workload_cases(self, op: Op, formats: Sequence[str] | None) -> Iterator[Problem]:
         name, dims = self._dims or ("deepseek_v3", PRESETS["deepseek_v3"])
         dtype = self._dtype if self._dtype is not None else arrays.bfloat16
         altered = self._dims is not None or self._dtype is not None
@@ -200,8 +242,22 @@ class Planner:
                 tiny = size == "small" and self._dims is None
                 shape = ("tiny", PRESETS["tiny"]) if tiny else (name, dims)
                 case = op.workload_case(shape[1], shape[0], dtype, scaled.workload, size)
-                if case is not None:
-                    yield Problem(case, scaled.description, altered)
+                if case is None:
+                    continue
+                made = [case] if formats is None else [case.in_format(name) for name in formats]
+                for each in made:
+                    if self._dtype is None or each.dtype == self._dtype:
+                        yield Problem(each, scaled.description, altered)
+
+    def _has_layout(self, case: Case) -> bool:
+        reason = case.format.refuses(case.dims)
+        if reason:
+            self._leave_out(f"{case.format.name} has no layout for {case.dims_name}: {reason}")
+        return not reason
+
+    def _leave_out(self, what: str) -> None:
+        if what not in self.left_out:
+            self.left_out.append(what)
 
     def _sizes(self, batch: Workload, index: int) -> Iterator[tuple[str, workloads.Scaled]]:
         if self._selection.scale is not None:

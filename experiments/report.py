@@ -40,12 +40,13 @@ def write(
     parts = ["<!doctype html><meta charset=utf-8><title>MLA kernels compared</title>"]
     parts += [f"<style>{_STYLE}</style><h1>MLA kernels compared</h1>", _summary(rows, fingerprint)]
     for op in dict.fromkeys(row.op for row in rows):
-        parts.append(f"<h2>{escape(op)}</h2>")
+        own = [row for row in rows if row.op == op]
+        parts.append(f"<h2>{escape(tables.title(op, own))}</h2>")
         for picture in plots:
             if picture.name in (f"{op}_times.png", f"{op}_correctness.png"):
                 code = base64.b64encode(picture.read_bytes()).decode()
                 parts.append(f'<p><img alt="{picture.stem}" src="data:image/png;base64,{code}">')
-        for group in tables.by_case([row for row in rows if row.op == op]):
+        for group in tables.by_case(own):
             parts.append(_case(group))
     parts.append(f"<h2>How this was measured</h2><p>{escape(_HOW)}</p>")
     parts.append("<h2>Where</h2>" + _fingerprint(fingerprint))

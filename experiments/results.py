@@ -38,7 +38,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class Row:
-    """One variant on one case on one target. Times are None unless it PASSED on a GPU."""
+    """One variant on one case on one target. Times are None unless it PASSED on a GPU.
+
+    `checked` says that the host runner ran its checked build in a shuffled schedule.
+    """
 
     op: str
     variant: str
@@ -57,6 +60,7 @@ class Row:
     bytes: int
     flops: int
     reproduce: str
+    checked: bool = False
     status: str = ""
     message: str = ""
     error: float | None = None

@@ -36,6 +36,7 @@ class Session:
         variants: (variant name, target) pairs, all on the GPU or all off it.
         reproduce: the command that makes one row again, from a case name, variant and target.
         timed: whether variants that pass are timed.
+        checked: whether the host runner checks every access, in a shuffled schedule.
         on_progress: called with steps done and words for what comes next.
     """
 
@@ -46,6 +47,7 @@ class Session:
     reproduce: Callable[[str, str, str], str]
     variant_files: Sequence[Path] = ()
     timed: bool = True
+    checked: bool = False
     budget_s: float = 0.5
     timeout_s: float = 300.0
     on_progress: Callable[[int, str], None] = lambda done, text: None
@@ -94,6 +96,7 @@ class Session:
                 variants=names,
                 cases=affordable,
                 gpu=self.gpu,
+                checked=self.checked,
             )
         except (WorkerDied, TaskFailed) as failure:
             self.on_progress(0, f"compiling ahead failed: {failure}")
@@ -108,6 +111,7 @@ class Session:
             target=target,
             baseline=known.baseline,
             scaled=problem.scaled,
+            checked=self.checked and target == "host",
             bytes=cost.bytes,
             flops=cost.flops,
             reproduce=self.reproduce(problem.case.name, variant, target),
@@ -119,7 +123,12 @@ class Session:
         row = self._blank(problem, variant, target)
         try:
             answer = self.worker.ask(
-                "check", op=self.op.name, variant=variant, case=problem.case, gpu=self.gpu
+                "check",
+                op=self.op.name,
+                variant=variant,
+                case=problem.case,
+                gpu=self.gpu,
+                checked=row.checked,
             )
         except WorkerDied as failure:
             row = replace(row, status="ERROR", message=str(failure))

@@ -13,6 +13,7 @@ from experiments.results import FAILURES, STATUSES, Row
 
 STYLES = {"PASSED": "", "WRONG": "bold red", "ERROR": "bold red", "UNAVAILABLE": "dim"}
 HOST_SECONDS = "host s, not a GPU time"
+CHECKED = "host: checked build, shuffled schedule; its times compare with no others"
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,11 @@ def by_case(rows: Iterable[Row]) -> list[list[Row]]:
     return [sorted(g, key=lambda row: row.rank or len(g) + 1) for g in groups.values()]
 
 
+def title(name: str, rows: Iterable[Row]) -> str:
+    """`name`, and what its times are not to be compared with."""
+    return f"{name} ({CHECKED})" if any(row.checked for row in rows) else name
+
+
 def case_heading(rows: Sequence[Row]) -> str:
     """The case in words: its name, size, the copy's time, and how it was scaled."""
     row = rows[0]
@@ -102,7 +108,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
 
 def cpu_table(op: str, rows: Sequence[Row]) -> Table:
     """A line for each variant: how many cases passed on its target, and the largest error."""
-    table = Table(title=f"{op}: correctness", box=box.SIMPLE_HEAD, title_style="bold")
+    table = Table(title=title(f"{op}: correctness", rows), box=box.SIMPLE_HEAD, title_style="bold")
     headings = ("variant", "target", *STATUSES[:3], "not run", "error / allowed", HOST_SECONDS)
     for heading in headings:
         named = heading in headings[:2]
@@ -154,7 +160,7 @@ def text_lines(op: str, rows: Sequence[Row], width: int = 118) -> Iterator[tuple
         )
         return (gap + gap.join(padded)).rstrip()
 
-    yield "bold", op
+    yield "bold", title(op, rows)
     for level in range(max(map(len, headings))):
         yield "bold", line(h[level] if level < len(h) else "" for h in headings)
     for group in by_case(rows):
@@ -172,7 +178,7 @@ def text_table(op: str, rows: Sequence[Row]) -> str:
 def markdown_table(op: str, rows: Sequence[Row]) -> str:
     """Every row of an op as Markdown tables, one for each case."""
     columns = columns_for(rows)
-    lines = [f"## {op}"]
+    lines = [f"## {title(op, rows)}"]
     for group in by_case(rows):
         lines += ["", f"### {case_heading(group)}", ""]
         lines.append("| " + " | ".join(c.heading.replace("\n", " ") or "#" for c in columns) + " |")

@@ -26,7 +26,7 @@ from experiments.measure import VariantFailed
 from experiments.results import jsonable
 from sandbox.kernels import OPS, conformance
 from sandbox.kernels.case import Case
-from sandbox.kernels.cuda import nvrtc, prebuild, record_launches
+from sandbox.kernels.cuda import host_options, nvrtc, prebuild, record_launches
 from sandbox.kernels.cuda.device import device_info
 
 Stage = Callable[[str], None]
@@ -55,15 +55,22 @@ def namespace(gpu: bool) -> Any:
     return cupy
 
 
-def check(stage: Stage, op: str, variant: str, case: Case, gpu: bool) -> dict[str, Any]:
-    """One variant on one case against the oracle; `seconds` is host time for all of it."""
+def check(
+    stage: Stage, op: str, variant: str, case: Case, gpu: bool, checked: bool = False
+) -> dict[str, Any]:
+    """One variant on one case against the oracle; `seconds` is host time for all of it.
+
+    With `checked` the host runner uses its checked build, in a shuffled schedule.
+    """
     stage(variant)
     operation = OPS[op]
     start = time.perf_counter()
     lack = _lacks_memory(operation.cost(case).bytes) if gpu else None
     if lack:
         return {"status": "UNAVAILABLE", "message": lack, "error": None, "seconds": None}
-    outcome = conformance.run(operation, operation.variants[variant], case, namespace(gpu))
+    seed = case.seed + 1 if checked else None
+    with host_options(checked=checked, seed=seed, global_races=checked):
+        outcome = conformance.run(operation, operation.variants[variant], case, namespace(gpu))
     return {
         "status": outcome.status,
         "message": outcome.message,
@@ -100,7 +107,9 @@ def gemm(stage: Stage) -> float:
     return gpu_work.gemm_tflops()
 
 
-def build(stage: Stage, op: str, variants: list[str], cases: list[Case], gpu: bool) -> int:
+def build(
+    stage: Stage, op: str, variants: list[str], cases: list[Case], gpu: bool, checked: bool = False
+) -> int:
     """Compile the CUDA kernels of these variants, in parallel, into the cache; returns how many.
 
     A case that cannot be prepared or a kernel that cannot be compiled is left for its check to
@@ -126,8 +135,9 @@ def build(stage: Stage, op: str, variants: list[str], cases: list[Case], gpu: bo
         return 0
     built = 0
     groups: dict[str, list[Any]] = {}
+    host = "host-checked" if checked else "host"
     for launch in launches:
-        groups.setdefault(_architecture(launch.kernel) if gpu else "host", []).append(launch)
+        groups.setdefault(_architecture(launch.kernel) if gpu else host, []).append(launch)
     for target, group in groups.items():
         for each in prebuild(group, target=target):
             built += 1

@@ -14,6 +14,8 @@ from sandbox.kernels.case import Workload
 
 PREFIX_BLOCK = 512
 """Tokens that one id of `hash_ids` stands for."""
+LENGTHS = {"input_length": (1, 1 << 24), "output_length": (0, 1 << 20)}
+"""Least and most tokens; what is longer is a mistake, and its batches would take hours."""
 
 
 class TraceError(ValueError):
@@ -37,18 +39,20 @@ def read_trace(path: Path) -> list[Request]:
     `hash_ids` (one integer for each 512-token block of the prompt); other keys are ignored.
 
     Raises:
-        TraceError: the file is missing, empty, or a line is malformed.
+        TraceError: the file is missing, empty, no text, or a line is malformed.
     """
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_bytes().split(b"\n")
     except OSError as failure:
         raise TraceError(f"{path}: {failure.strerror}") from failure
     requests = []
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                requests.append(_request(json.loads(line)))
-            except (ValueError, TypeError) as failure:
+                requests.append(_request(json.loads(line.decode())))
+            except UnicodeDecodeError as failure:
+                raise TraceError(f"{path}, line {number}: not UTF-8 text") from failure
+            except (ValueError, TypeError, RecursionError) as failure:
                 raise TraceError(f"{path}, line {number}: {failure}") from failure
     if not requests:
         raise TraceError(f"{path}: no request in it")
@@ -62,11 +66,13 @@ def _request(fields: object) -> Request:
         if key not in fields:
             raise ValueError(f"{key} is missing")
     timestamp = fields["timestamp"]
-    if isinstance(timestamp, bool) or not isinstance(timestamp, int | float):
-        raise ValueError(f"timestamp is {timestamp!r}, expected milliseconds")
-    for key, least in (("input_length", 1), ("output_length", 0)):
-        if type(fields[key]) is not int or fields[key] < least:
-            raise ValueError(f"{key} is {fields[key]!r}, expected an integer of at least {least}")
+    if type(timestamp) not in (int, float) or not 0 <= timestamp < 1e18:
+        raise ValueError(f"timestamp is {timestamp!r}, expected milliseconds from 0 on")
+    for key, (least, most) in LENGTHS.items():
+        if type(fields[key]) is not int or not least <= fields[key] <= most:
+            raise ValueError(
+                f"{key} is {fields[key]!r}, expected an integer from {least} to {most}"
+            )
     ids = fields["hash_ids"]
     if not isinstance(ids, list) or any(type(each) is not int for each in ids):
         raise ValueError("hash_ids is not a list of integers")

@@ -25,21 +25,39 @@ def test_read_trace_sorts_by_timestamp(tmp_path):
     ]
 
 
+def line(**changes):
+    request = {"timestamp": 1, "input_length": 5, "output_length": 1, "hash_ids": [], **changes}
+    return json.dumps(request).encode()
+
+
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("text", "message"),
     [
-        ("{", "line 2"),
-        ("[1]", "expected an object, got list"),
-        ('{"timestamp": 1, "input_length": 5, "output_length": 1}', "hash_ids is missing"),
-        ('{"timestamp": "x", "input_length": 5, "output_length": 1, "hash_ids": []}', "timestamp"),
-        ('{"timestamp": 1, "input_length": 0, "output_length": 1, "hash_ids": []}', "input_length"),
-        ('{"timestamp": 1, "input_length": 5, "output_length": -1, "hash_ids": []}', "output_len"),
-        ('{"timestamp": 1, "input_length": 5, "output_length": 1, "hash_ids": [1.5]}', "hash_ids"),
+        (b"{", "Expecting property name"),
+        (b"[1]", "expected an object, got list"),
+        (b'{"timestamp": 1, "input_length": 5, "output_length": 1}', "hash_ids is missing"),
+        (line(timestamp="x"), "timestamp is 'x'"),
+        (line(timestamp=True), "timestamp is True"),
+        (line(timestamp=float("nan")), "timestamp is nan, expected milliseconds"),
+        (line(timestamp=float("inf")), "timestamp is inf"),
+        (line(timestamp=-1), "timestamp is -1"),
+        (line(timestamp=10**400), "timestamp is 1000"),
+        (line(input_length=0), "input_length is 0, expected an integer from 1 to"),
+        (line(input_length=float("nan")), "input_length is nan"),
+        (line(input_length=10**12), "input_length is 1000000000000"),
+        (line(output_length=-1), "output_length is -1"),
+        (line(output_length=float("inf")), "output_length is inf"),
+        (line(output_length=10**9), "output_length is 1000000000"),
+        (line(hash_ids=[1.5]), "hash_ids is not a list of integers"),
+        (b"[" * 100_000, "recursion"),
+        ('{"timestamp": "\u00e4"}'.encode("latin-1"), "not UTF-8 text"),
+        (b"\x89PNG\r", "not UTF-8 text"),
+        (b"\x00\x01\x02", "line 2"),
     ],
 )
-def test_malformed_lines_are_named(tmp_path, line, message):
+def test_malformed_lines_are_named(tmp_path, text, message):
     path = write(tmp_path / "t.jsonl", (0, 5, 1, [1]))
-    path.write_text(path.read_text() + line + "\n")
+    path.write_bytes(path.read_bytes() + text + b"\n")
     with pytest.raises(TraceError, match=message) as caught:
         workloads.read_trace(path)
     assert f"{path}, line 2" in str(caught.value)
@@ -48,9 +66,12 @@ def test_malformed_lines_are_named(tmp_path, line, message):
 def test_missing_and_empty_files_are_named(tmp_path):
     with pytest.raises(TraceError, match="nowhere"):
         workloads.read_trace(tmp_path / "nowhere")
-    (tmp_path / "empty").write_text("\n")
-    with pytest.raises(TraceError, match="no request"):
-        workloads.read_trace(tmp_path / "empty")
+    with pytest.raises(TraceError, match="directory"):
+        workloads.read_trace(tmp_path)
+    for text in ("", "\n", "\r\n  \n"):
+        (tmp_path / "empty").write_text(text)
+        with pytest.raises(TraceError, match="no request"):
+            workloads.read_trace(tmp_path / "empty")
 
 
 def test_prefix_hits_are_the_leading_run_of_seen_blocks():

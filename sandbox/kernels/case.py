@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from sandbox import arrays
+from sandbox.cache_formats import FORMATS, CacheFormat
 from sandbox.dims import MLADims
 
 GARBAGE_BLOCK = 2_147_480_000
@@ -65,6 +66,19 @@ class Case:
     def name(self) -> str:
         options = [f"{key}={value}" for key, value in self.options.items()]
         return "-".join([self.dims_name, self.dtype.name, self.workload.name, *options])
+
+    @property
+    def format(self) -> CacheFormat:
+        """That of the cache: the option `format`, or the plain one of the dtype."""
+        return FORMATS[self.options.get("format", self.dtype.name)]
+
+    def in_format(self, name: str) -> Case:
+        """The problem with its cache in another format; a plain one brings its dtype along."""
+        fmt = FORMATS[name]
+        options = {key: value for key, value in self.options.items() if key != "format"}
+        if fmt.packed:
+            return replace(self, options={**options, "format": name})
+        return replace(self, options=options, dtype=fmt.storage)
 
     def affordable(self, target: str) -> bool:
         return (
