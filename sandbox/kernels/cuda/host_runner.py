@@ -207,13 +207,19 @@ def unavailable_reason() -> str | None:
 
 
 def compiler() -> Path:
-    """The C++ compiler: `$CXX`, else g++, else clang++; MissingDependency when there is none."""
+    """The C++ compiler: `$CXX`, or where that is not set g++, or clang++.
+
+    Raises MissingDependency when there is none.
+    """
     chosen = os.environ.get("CXX", "").strip()
-    for name in (chosen, "g++", "clang++"):
-        if found := name and shutil.which(name):
+    for name in (chosen,) if chosen else ("g++", "clang++"):
+        if found := shutil.which(name):
             return Path(found)
-    also = f" ($CXX is {chosen!r})" if chosen else ""
-    raise MissingDependency(f"no C++ compiler{also}: install g++ or clang++, or set CXX")
+    if chosen:
+        raise MissingDependency(
+            f"CXX is {chosen!r}, which is no program: name a compiler or unset it"
+        )
+    raise MissingDependency("no C++ compiler: install g++ or clang++, or set CXX")
 
 
 def _stamp(path: Path) -> tuple[Path, int]:
