@@ -1,6 +1,6 @@
 // A token's row [kv_c | k_pe] of the paged cache: where it stands, and a block that writes it.
 #pragma once
-#include "rope.cuh"
+#include "packed_row.cuh"
 
 struct PagedRows {
   char* base;
@@ -50,27 +50,38 @@ __device__ __forceinline__ void store_piece(char* to, const Vector<BYTES>& piece
   }
 }
 
-// All threads of a block write one row: the latent's bits, then k_pe, rotated if there is a table.
-template <class Scalar, int Latent, int Rope, int Access, int TableAccess, int Threads>
+// All threads of a block write one row in the cache's format: the latent, then k_pe, rotated if
+// there is a table. Sources are read in accesses of Access bytes, the row is written in accesses of
+// CacheAccess; `k_scale` is the descale of the formats that need one.
+template <class Scalar, CacheFormat Format, bool Pow2, int Latent, int Rope, int Access,
+          int CacheAccess, int TableAccess, int Threads>
 __device__ __forceinline__ void insert_row(const char* kv_c, const char* k_pe,
-                                           const RopeTable& table, long long position, char* row) {
-  constexpr int SIZE = int(sizeof(Scalar));
-  constexpr int PIECE = piece_bytes(Access, SIZE);
-  constexpr int LATENTS = Latent * SIZE / Access;
-  constexpr int PIECES = Rope * SIZE / PIECE;
+                                           const RopeTable& table, long long position, char* row,
+                                           const float* k_scale) {
   if (row == nullptr) return;
-  for (int i = threadIdx.x; i < LATENTS + PIECES; i += Threads) {
-    if (i < LATENTS) {
-      store_once<Access>(row + i * Access, load_once<Access>(kv_c + i * Access));
-    } else {
-      constexpr int PAIRS = PIECE / SIZE / 2;
-      const int piece = i - LATENTS;
-      auto key = load_piece<PIECE, Access>(k_pe + piece * PIECE);
-      if (table.rows != nullptr) {
-        key = rotate<Scalar, PIECE>(
-            key, angles_at<PAIRS, TableAccess>(table, position, Rope / 2, piece * PAIRS));
+  if constexpr (Format == PLAIN) {
+    constexpr int SIZE = int(sizeof(Scalar));
+    constexpr int STEP = least(Access, CacheAccess);
+    constexpr int PIECE = piece_bytes(STEP, SIZE);
+    constexpr int LATENTS = Latent * SIZE / STEP;
+    constexpr int PIECES = Rope * SIZE / PIECE;
+    for (int i = threadIdx.x; i < LATENTS + PIECES; i += Threads) {
+      if (i < LATENTS) {
+        store_once<STEP>(row + i * STEP, load_once<STEP>(kv_c + i * STEP));
+      } else {
+        constexpr int PAIRS = PIECE / SIZE / 2;
+        const int piece = i - LATENTS;
+        auto key = load_piece<PIECE, STEP>(k_pe + piece * PIECE);
+        if (table.rows != nullptr) {
+          key = rotate<Scalar, PIECE>(key, angles_at<PAIRS, least(TableAccess, 4 * PAIRS)>(
+                                               table, position, Rope / 2, piece * PAIRS));
+        }
+        store_piece<PIECE, STEP>(row + Latent * SIZE + piece * PIECE, key);
       }
-      store_piece<PIECE, Access>(row + Latent * SIZE + piece * PIECE, key);
     }
+  } else {
+    PackedRow<Scalar, Format, Pow2, Latent, Rope, Access, CacheAccess, TableAccess, Threads> packed;
+    packed.load(kv_c, k_pe, threadIdx.x);
+    packed.store(row, table, position, k_scale, threadIdx.x);
   }
 }

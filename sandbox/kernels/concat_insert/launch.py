@@ -33,24 +33,35 @@ def table_vector(cos_sin: Any, vector: int, dtype: np.dtype) -> int:
 
 
 def prefill_vector(arguments: dict[str, Any]) -> int:
-    """The widest access that all columns of a prefill allow, head parts apart."""
+    """The widest access that all columns of a prefill allow but the cache's, head parts apart."""
     nope = arguments["k_nope"].shape[2]
     wholes = [arguments[name] for name in ("q", "q_out", "k_out")]
     halves = [array[..., part] for array in wholes for part in (slice(nope), slice(nope, None))]
-    rest = [arguments[name] for name in ("k_nope", "k_pe", "kv_c", "cache")]
+    rest = [arguments[name] for name in ("k_nope", "k_pe", "kv_c")]
     return widest_vector(*halves, *rest)
 
 
 def decode_vector(arguments: dict[str, Any]) -> int:
-    """The widest access that all columns of a decode allow."""
-    names = ("ql_nope", "q_pe", "kv_c", "k_pe", "q_out", "cache")
+    """The widest access that all columns of a decode allow but the cache's."""
+    names = ("ql_nope", "q_pe", "kv_c", "k_pe", "q_out")
     return widest_vector(*(arguments[name] for name in names))
 
 
-def format_macros(cache_format: str, tile_scale: str | None) -> dict[str, Any]:
-    """What makes a kernel write rows of one format: macros for `insert_row`."""
-    packed = FORMATS[cache_format].packed
-    return {"FORMAT": cache_format.upper() if packed else "PLAIN", "POW2": tile_scale == "pow2"}
+def format_macros(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a kernel write rows of the cache's format: macros for `insert_row`."""
+    name, cache = arguments["cache_format"], arguments["cache"]
+    return {
+        "FORMAT": name.upper() if FORMATS[name].packed else "PLAIN",
+        "POW2": arguments["tile_scale"] == "pow2",
+        "CACHE_VECTOR": widest_vector(cache),
+    }
+
+
+def torn_pairs(kv_c: Any, cache_format: str, **arguments: Any) -> str | None:
+    """Why `insert_row` cannot write rows of these widths: pieces of a packed row hold pairs."""
+    if FORMATS[cache_format].packed and kv_c.shape[1] % 2:
+        return f"kv_c's L = {kv_c.shape[1]} is odd, packed rows are written by the pair"
+    return None
 
 
 def insert_arguments(arguments: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -9,8 +9,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                  long long q_pe_token_stride, long long q_pe_head_stride,
                  const ELEMENT* __restrict__ kv_c, long long kv_c_stride,
                  const ELEMENT* __restrict__ k_pe, long long k_pe_stride,
-                 ELEMENT* __restrict__ cache, long long page_stride, long long row_stride,
-                 int block_size, long long capacity, const long long* __restrict__ slot_mapping,
+                 char* __restrict__ cache, long long page_stride, long long row_stride,
+                 int block_size, long long capacity, const float* __restrict__ k_scale,
+                 const long long* __restrict__ slot_mapping,
                  const long long* __restrict__ positions, const float* __restrict__ cos_sin,
                  long long table_stride, long long table_rows, ELEMENT* __restrict__ q_out,
                  long long q_out_token_stride, long long q_out_head_stride) {
@@ -24,12 +25,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const long long position = positions == nullptr ? 0 : __ldg(positions + token);
   const RopeTable table = {cos_sin, table_stride, table_rows};
   if (blockIdx.y == 0) {
-    const PagedRows paged = {reinterpret_cast<char*>(cache), page_stride, row_stride, block_size,
-                             capacity};
-    insert_row<ELEMENT, LATENT, ROPE, VECTOR, TABLE_VECTOR, THREADS>(
+    const PagedRows paged = {cache, page_stride, row_stride, block_size, capacity};
+    insert_row<ELEMENT, FORMAT, POW2, LATENT, ROPE, VECTOR, CACHE_VECTOR, TABLE_VECTOR, THREADS>(
         reinterpret_cast<const char*>(kv_c) + token * kv_c_stride,
         reinterpret_cast<const char*>(k_pe) + token * k_pe_stride, table, position,
-        row_of(paged, __ldg(slot_mapping + token)));
+        row_of(paged, __ldg(slot_mapping + token)), k_scale);
     return;
   }
   const int first_head = (blockIdx.y - 1) * HEADS_A_BLOCK;

@@ -5,7 +5,9 @@ from sandbox.kernels.concat_insert import concat_insert_decode
 from sandbox.kernels.concat_insert.launch import (
     decode_arguments,
     decode_vector,
+    format_macros,
     table_vector,
+    torn_pairs,
     warps,
 )
 from sandbox.kernels.cuda import CudaKernel
@@ -15,7 +17,7 @@ HEADS_A_BLOCK = 4
 IN_FLIGHT = 3
 
 
-@concat_insert_decode.variant("raw_fused", kind="cuda", preference=30)
+@concat_insert_decode.variant("raw_fused", kind="cuda", preference=30, supports=torn_pairs)
 def raw_fused(**arguments: Any) -> None:
     """A block a few heads as one flat run of 16-byte vectors, and one a token for the cache row."""
     q_out, kv_c, k_pe = arguments["q_out"], arguments["kv_c"], arguments["k_pe"]
@@ -33,6 +35,7 @@ def raw_fused(**arguments: Any) -> None:
         "HEADS": heads,
         "ROPE": k_pe.shape[1],
         "LATENT": kv_c.shape[1],
+        **format_macros(arguments),
     }
     grid = (tokens, 1 + -(-heads // HEADS_A_BLOCK))
-    KERNEL(grid, threads, *decode_arguments(**arguments), macros=macros)
+    KERNEL(grid, threads, *decode_arguments(arguments), macros=macros)
