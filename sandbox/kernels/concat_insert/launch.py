@@ -91,6 +91,7 @@ def decode_arguments(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
         arguments["positions"],
         *table_arguments(arguments["cos_sin"]),
         *_heads(arguments["q_out"]),
+        arguments["q_descale"],
     )
 
 

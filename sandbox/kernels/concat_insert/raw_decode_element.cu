@@ -1,4 +1,5 @@
-// One thread an element or a pair of any of a token's HEADS + 1 output rows.
+// One thread an element or a pair of any of a token's HEADS + 1 output rows, or all values of the
+// cache row that share a scale.
 #include "element_row.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -7,11 +8,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                    long long q_pe_token_stride, long long q_pe_head_stride,
                    const ELEMENT* __restrict__ kv_c, long long kv_c_stride,
                    const ELEMENT* __restrict__ k_pe, long long k_pe_stride,
-                   ELEMENT* __restrict__ cache, long long page_stride, long long row_stride,
-                   int block_size, long long capacity, const long long* __restrict__ slot_mapping,
+                   char* __restrict__ cache, long long page_stride, long long row_stride,
+                   int block_size, long long capacity, const float* __restrict__ k_scale,
+                   const long long* __restrict__ slot_mapping,
                    const long long* __restrict__ positions, const float* __restrict__ cos_sin,
-                   long long table_stride, long long table_rows, ELEMENT* __restrict__ q_out,
-                   long long q_out_token_stride, long long q_out_head_stride, long long tokens) {
+                   long long table_stride, long long table_rows, void* __restrict__ q_out,
+                   long long q_out_token_stride, long long q_out_head_stride,
+                   const float* __restrict__ q_descale, long long tokens) {
   constexpr int PAIRS = ROPE / 2;
   constexpr int ITEMS = LATENT + PAIRS;
   const long long index = blockIdx.x * (long long)THREADS + threadIdx.x;
@@ -19,20 +22,26 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (token >= tokens) return;
   const int rest = (int)(index - token * (ITEMS * (HEADS + 1)));
   const int head = rest / ITEMS;
-  ElementRow<ELEMENT> target;
-  if (head < HEADS) {
-    target.left = at(ql_nope, token * ql_nope_token_stride + head * ql_nope_head_stride);
-    target.right = at(q_pe, token * q_pe_token_stride + head * q_pe_head_stride);
-    target.to = at(q_out, token * q_out_token_stride + head * q_out_head_stride);
-  } else {
-    const PagedRows paged = {reinterpret_cast<char*>(cache), page_stride, row_stride, block_size,
-                             capacity};
-    target.left = at(kv_c, token * kv_c_stride);
-    target.right = at(k_pe, token * k_pe_stride);
-    target.to = reinterpret_cast<ELEMENT*>(row_of(paged, slot_mapping[token]));
-    if (target.to == nullptr) return;
-  }
-  target.width = LATENT;
+  const int item = rest - head * ITEMS;
   const RopeTable table = {cos_sin, table_stride, table_rows};
-  target.write(rest - head * ITEMS, table, cos_sin == nullptr ? 0 : positions[token], PAIRS);
+  const long long position = cos_sin == nullptr ? 0 : positions[token];
+  if (head < HEADS) {
+    const ElementRow<ELEMENT> source = {
+        at(ql_nope, token * ql_nope_token_stride + head * ql_nope_head_stride),
+        at(q_pe, token * q_pe_token_stride + head * q_pe_head_stride), LATENT};
+    char* to = static_cast<char*>(q_out) + token * q_out_token_stride + head * q_out_head_stride;
+    if constexpr (FP8_QUERY) {
+      source.write_codes(reinterpret_cast<unsigned char*>(to), item, table, position, PAIRS,
+                         HeadCode(q_descale));
+    } else {
+      source.write(reinterpret_cast<ELEMENT*>(to), item, table, position, PAIRS);
+    }
+  } else {
+    const PagedRows paged = {cache, page_stride, row_stride, block_size, capacity};
+    char* row = row_of(paged, slot_mapping[token]);
+    if (row == nullptr) return;
+    insert_item<ELEMENT, FORMAT, POW2, LATENT, ROPE>(item, at(kv_c, token * kv_c_stride),
+                                                     at(k_pe, token * k_pe_stride), table,
+                                                     position, row, k_scale);
+  }
 }

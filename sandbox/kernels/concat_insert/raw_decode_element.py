@@ -2,7 +2,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.kernels.concat_insert import concat_insert_decode
-from sandbox.kernels.concat_insert.launch import decode_arguments
+from sandbox.kernels.concat_insert.launch import decode_arguments, format_macros
 from sandbox.kernels.cuda import CudaKernel
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "decode_element")
@@ -20,7 +20,9 @@ def raw_element(**arguments: Any) -> None:
         "HEADS": heads,
         "ROPE": k_pe.shape[1],
         "LATENT": kv_c.shape[1],
+        "FP8_QUERY": arguments["q_descale"] is not None,
+        **format_macros(arguments),
     }
     items = (heads + 1) * (kv_c.shape[1] + k_pe.shape[1] // 2)
     blocks = -(-tokens * items // THREADS)
-    KERNEL(blocks, THREADS, *decode_arguments(**arguments), tokens, macros=macros)
+    KERNEL(blocks, THREADS, *decode_arguments(arguments), tokens, macros=macros)
