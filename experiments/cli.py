@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,20 @@ def run_as_script(command: Callable[..., Any]) -> None:
     app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
     app.command()(command)
     app()
+
+
+def say(text: str, style: str = "", indent: int = 0) -> None:
+    """Print a line; on a terminal wrapped between words, below its first `indent` columns."""
+    if console.is_terminal:
+        lines = textwrap.wrap(
+            text,
+            console.width,
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        text = "\n".join(lines)
+    console.print(text, style=style, soft_wrap=True, highlight=False, markup=False)
 
 
 def stop(message: str) -> typer.Exit:

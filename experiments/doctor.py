@@ -17,17 +17,14 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import typer
-from rich import box
-from rich.table import Table
-from rich.text import Text
 
-from experiments.cli import console, run_as_script
+from experiments.cli import run_as_script, say
 from experiments.fingerprint import driver_version, package_version
 from sandbox import arrays
 from sandbox.kernels import OPS, numba_target
 from sandbox.kernels.cuda import cache, device_info, host_runner, no_device_reason, nvrtc, source
 
-STYLES = {"ok": "green", "missing": "yellow", "clash": "bold red", "broken": "bold red"}
+STYLES = {"ok": "", "missing": "yellow", "clash": "bold red", "broken": "bold red"}
 
 
 @dataclass(frozen=True)
@@ -54,21 +51,19 @@ def doctor(
     if as_json:
         typer.echo(json.dumps([asdict(each) for each in findings], indent=2))
     else:
-        console.print(_table(findings))
+        show(findings)
     if any(each.status == "broken" for each in findings):
         raise typer.Exit(1)
 
 
-def _table(findings: list[Finding]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="this machine", title_style="bold")
-    for heading in ("what", "status"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("found", ratio=3, overflow="fold")
-    table.add_column("to do", ratio=2)
+def show(findings: list[Finding]) -> None:
+    """A line a finding, its status first, and what to do below it."""
+    indent = max(map(len, STYLES)) + 2
     for each in findings:
-        style = STYLES[each.status]
-        table.add_row(each.name, Text(each.status, style), Text(each.detail), Text(each.advice))
-    return table
+        line = f"{each.status:{indent}}{each.name}: {each.detail}"
+        say(line, STYLES[each.status], indent)
+        if each.advice:
+            say(f"{'':{indent}}to do: {each.advice}", indent=indent)
 
 
 def examine() -> Iterator[Finding]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,15 +13,12 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import typer
-from rich import box
 from rich.progress import track
-from rich.table import Table
 
-from experiments.cli import console, run_as_script, stop
-from experiments.plan import BadOption, chosen_ops
+from experiments.cli import console, run_as_script, say, stop
+from experiments.plan import BadOption, chosen_ops, parse_formats
 from sandbox.dims import PRESETS
 from sandbox.kernels import specialisations
-from sandbox.kernels.case import Case
 from sandbox.kernels.cuda import ARCHITECTURES, Launch, MissingDependency, nvrtc, prebuild
 from sandbox.kernels.op import Op
 
@@ -31,6 +28,9 @@ def resources(
         list[str] | None, typer.Argument(metavar="[OP]", help="Ops to compile; all without one.")
     ] = None,
     dims: Annotated[str, typer.Option(help="The preset whose dims to compile for.")] = "tiny",
+    cache_format: Annotated[
+        str, typer.Option("--format", help="Cache formats, with commas, or all.")
+    ] = "bfloat16",
     arch: Annotated[str, typer.Option(help="Architectures, with commas.")] = ",".join(
         ARCHITECTURES
     ),
@@ -38,12 +38,14 @@ def resources(
 ) -> None:
     """Compile every raw kernel, without a GPU, and report what it takes.
 
-    One bfloat16 case of the preset an op; registers are a thread's, shared memory a block's. A
-    spill (registers kept in slow memory) is shown in bytes a thread, and the exit code is then 1.
+    One case of the preset an op and format, of bfloat16 values; registers are a thread's, shared
+    memory a block's. A spill (registers kept in slow memory) is shown in bytes a thread, and the
+    exit code is then 1.
     """
     architectures = [name.strip() for name in arch.split(",")]
     try:
         chosen = chosen_ops(ops or ())
+        formats = parse_formats(cache_format)
         if dims not in PRESETS:
             raise BadOption(f"--dims is {dims!r}, expected one of {', '.join(PRESETS)}")
         for name in architectures:
@@ -51,9 +53,11 @@ def resources(
                 raise BadOption(reason)
     except (BadOption, MissingDependency) as failure:
         raise stop(str(failure)) from None
-    kernels = [found for op in chosen for found in _kernels(op, dims)]
+    kernels = [found for op in chosen for found in _kernels(op, dims, formats)]
+    if not kernels:
+        raise stop(f"no kernel has a case of {cache_format} with the dims of {dims}")
     for name in architectures:
-        wanted = [launch for _, _, launch in kernels if not launch.kernel.unsupported(name)]
+        wanted = [each.launch for each in kernels if not each.launch.kernel.unsupported(name)]
         builds = prebuild(wanted, target=name)
         for _ in track(
             builds,
@@ -63,70 +67,80 @@ def resources(
             disable=not console.is_terminal,
         ):
             pass
-    rows = [row for kernel in kernels for row in _rows(*kernel, architectures)]
+    rows = [row for kernel in kernels for row in _rows(kernel, architectures)]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     else:
-        console.print(_table(rows, architectures))
+        _show(rows, architectures)
     if any(row["spill_stores"] or row["spill_loads"] for row in rows):
         raise typer.Exit(1)
 
 
-def _kernels(op: Op, dims: str) -> Iterator[tuple[str, str, Launch]]:
-    """Op, variant and launch of every raw kernel on the op's first bfloat16 case of these dims."""
-    cases = [*op.cases("conformance"), *op.cases("compare")]
-    fitting: list[Case] = [
-        case
-        for case in cases
-        if case.dims_name == dims and case.dtype.name == "bfloat16" and case.size != "large"
-    ]
+@dataclass(frozen=True)
+class _Kernel:
+    op: str
+    variant: str
+    format: str
+    launch: Launch
+
+
+def _kernels(op: Op, dims: str, formats: Sequence[str]) -> Iterator[_Kernel]:
+    """Every raw kernel on the op's first case of these dims in each format."""
+    cases = specialisations.representative(op, dims, formats)
+    first = {case.format.name: case for case in reversed(cases)}
     for variant in op.variants.values():
-        for launch in specialisations.launches(op, variant, fitting[:1]):
-            yield op.name, variant.name, launch
+        for name in filter(first.get, formats):
+            for launch in specialisations.launches(op, variant, [first[name]]):
+                yield _Kernel(op.name, variant.name, name, launch)
 
 
-def _rows(
-    op: str, variant: str, launch: Launch, architectures: list[str]
-) -> Iterator[dict[str, Any]]:
+def _rows(kernel: _Kernel, architectures: list[str]) -> Iterator[dict[str, Any]]:
+    launch = kernel.launch
     for arch in architectures:
         if not launch.kernel.unsupported(arch):
-            used = launch.kernel.resources(arch, launch.macros)
-            kernel = launch.kernel.source.entry
-            dynamic = {"dynamic_shared": launch.shared_bytes}
             yield {
-                "op": op, "variant": variant, "kernel": kernel, "arch": arch,
-                **asdict(used), **dynamic,
-            }  # fmt: skip
+                "op": kernel.op,
+                "variant": kernel.variant,
+                "kernel": launch.kernel.source.entry,
+                "format": kernel.format,
+                "arch": arch,
+                **asdict(launch.kernel.resources(arch, launch.macros)),
+                "dynamic_shared": launch.shared_bytes,
+            }
 
 
-def _table(rows: list[dict[str, Any]], architectures: list[str]) -> Table:
-    table = Table(title="registers a thread (spilled bytes)", box=box.SIMPLE_HEAD)
-    for name in ("op", "variant", "kernel"):
-        table.add_column(name, overflow="fold")
-    for arch in architectures:
-        table.add_column(arch.removeprefix("sm_"), justify="right")
-    table.add_column("shared B", justify="right")
-    table.add_column("block max", justify="right")
-    cells: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
+def _show(rows: list[dict[str, Any]], architectures: list[str]) -> None:
+    """The names of op, variant and kernel, and below them a line for each cache format."""
+    lines: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for row in rows:
-        cells.setdefault((row["op"], row["variant"], row["kernel"]), {})[row["arch"]] = row
-    for key, by_arch in cells.items():
+        kernel = f"{row['op']} {row['variant']}: {row['kernel']}"
+        lines.setdefault((kernel, row["format"]), {})[row["arch"]] = row
+    labels = max(len(name) for _, name in lines)
+    headings = [*(arch.removeprefix("sm_") for arch in architectures), "shared", "threads"]
+
+    def line(label: str, cells: Sequence[str]) -> str:
+        columns = (cell.rjust(max(4, len(heading))) for cell, heading in zip(cells, headings))
+        return f"  {label:{labels}} {' '.join(columns)}"
+
+    say("registers a thread (spilled bytes), and a block's shared bytes and most threads", "bold")
+    say(line("", headings), "bold")
+    shown = None
+    for (kernel, name), by_arch in lines.items():
+        if kernel != shown:
+            say(kernel)
+            shown = kernel
         last = list(by_arch.values())[-1]
         shared = last["static_shared"] + last["dynamic_shared"]
-        table.add_row(
-            *key,
-            *(_cell(by_arch.get(arch)) for arch in architectures),
-            str(shared),
-            str(last["max_threads"]),
-        )
-    return table
+        cells = [_cell(by_arch.get(arch)) for arch in architectures]
+        style = "red" if any("(" in cell for cell in cells) else ""
+        say(line(name, [*cells, str(shared), str(last["max_threads"])]), style)
 
 
 def _cell(row: dict[str, Any] | None) -> str:
     if row is None:
         return "-"
     spilled = row["spill_stores"] + row["spill_loads"]
-    return f"[red]{row['registers']} ({spilled})[/red]" if spilled else str(row["registers"])
+    return f"{row['registers']} ({spilled})" if spilled else str(row["registers"])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from experiments.results import FAILURES, STATUSES, Row
+from experiments.results import STATUSES, Row
 
 STYLES = {"PASSED": "", "WRONG": "bold red", "ERROR": "bold red", "UNAVAILABLE": "dim"}
 HOST_SECONDS = "host s, not a GPU time"
@@ -133,13 +134,24 @@ def _by_variant(rows: Sequence[Row]) -> list[tuple[tuple[str, str], list[Row]]]:
 
 
 def failures(rows: Iterable[Row]) -> list[str]:
-    """One line for each row that is WRONG or ERROR, with the command that makes it again."""
-    return [
-        f"{row.status} {row.op} {row.variant} on {row.target}, {row.case}: {row.message}\n"
-        f"  {row.reproduce}"
-        for row in rows
-        if row.status in FAILURES
-    ]
+    """One line for each variant and message of rows that are WRONG or ERROR, with the command that
+    makes the first of them again. Messages that differ in numbers alone count as one."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        if row.failed:
+            kind = (row.op, row.variant, row.target, row.status, _NUMBER.sub("#", row.message))
+            groups.setdefault(kind, []).append(row)
+    return [_failure(group) for group in groups.values()]
+
+
+_NUMBER = re.compile(r"[-+]?\b(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf)\b")
+
+
+def _failure(alike: Sequence[Row]) -> str:
+    row, others = alike[0], len(alike) - 1
+    more = f" and {others} more case{'s' * (others > 1)}" if others else ""
+    where = f"{row.status} {row.op} {row.variant} on {row.target}, {row.case}{more}"
+    return f"{where}: {row.message}\n  {row.reproduce}"
 
 
 def text_lines(op: str, rows: Sequence[Row], width: int = 118) -> Iterator[tuple[str, str]]:

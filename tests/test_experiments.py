@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments import doctor, plan, results, tables
+from experiments import results
 from experiments.__main__ import app
-from experiments.plan import Planner, Selection
 from experiments.results import COLUMNS, STATUSES, read_rows
 from experiments.session import Problem, Session
 from experiments.worker_process import TaskFailed, WorkerDied, WorkerProcess
-from sandbox.dims import PRESETS
 from sandbox.kernels import OPS
 from sandbox.kernels.cuda import no_device_reason
 
@@ -41,6 +39,10 @@ def planted_wrong(**arguments):
     """Leaves the last row out."""
     right(**arguments)
     arguments["out"][-1] = 0
+
+@gather.variant("planted_idle", kind="numpy")
+def planted_idle(**arguments):
+    """Writes nothing."""
 
 @gather.variant("planted_crash", kind="numpy")
 def planted_crash(**arguments):
@@ -117,6 +119,7 @@ def test_a_crash_spoils_no_other_variant(planted_run):
         for name, status in {
             "planted_right": "PASSED",
             "planted_wrong": "WRONG",
+            "planted_idle": "WRONG",
             "planted_crash": "ERROR",
             "planted_exit": "ERROR",
             "planted_raise": "ERROR",
@@ -131,6 +134,7 @@ def test_a_crash_spoils_no_other_variant(planted_run):
     assert "RuntimeError: planted" in messages["planted_raise"]
     assert messages["planted_refusal"] == "it is Monday"
     assert "must match bit for bit" in messages["planted_wrong"]
+    assert "got nan (never written), expected" in messages["planted_idle"]
     assert done.returncode == 1
 
 
@@ -204,13 +208,16 @@ def test_a_hung_variant_is_killed(planted):
 class ScriptedWorker:
     """Answers in place of a worker: checks pass; timing goes by a script of failures."""
 
-    def __init__(self, *failures, wrong=()):
+    def __init__(self, *failures, wrong=(), cannot_make=None):
         self.failures = list(failures)
         self.wrong = wrong
+        self.cannot_make = cannot_make
         self.timed = []
 
     def ask(self, task, on_stage=None, **arguments):
         if task == "check":
+            if self.cannot_make:
+                raise TaskFailed(self.cannot_make, None)
             return {"status": "PASSED", "message": "", "error": 0.0, "seconds": 0.1}
         if task == "time":
             self.timed.append(arguments["variants"])
@@ -242,6 +249,20 @@ def timed_rows(worker):
     (rows,) = made.run()
     assert sum(steps) == made.steps
     return {row.variant: row for row in rows}
+
+
+def checked_rows(worker, altered):
+    case = next(iter(OPS["gather"].cases("compare")))
+    made = Session(
+        OPS["gather"],
+        gpu=False,
+        variants=[("raw_tile", "host")],
+        problems=[Problem(case, altered=altered)],
+        reproduce=lambda *row: "again",
+    )
+    made.worker = worker
+    (rows,) = made.run()
+    return rows
 
 
 def test_variants_that_fail_when_timed_leave_the_others_their_times():
@@ -287,26 +308,6 @@ def test_a_variant_file_that_does_not_import_is_named(tmp_path):
     assert "broken.py" in found.output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["no_such_op"], "no op 'no_such_op'"),
-        (["--variants", "no_such"], "no variant matches 'no_such'"),
-        (["--target", "tpu"], "'tpu'"),
-        (["--dims", "gpt2"], "no such preset"),
-        (["--dims", "Q=4"], "expected letters"),
-        (["--dims", "R=3"], "even number"),
-        (["--dtype", "int4"], "'int4'"),
-        (["--trace", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["--case", "no such case"], "nothing to run"),
-    ],
-)
-def test_bad_options_are_named(arguments, message):
-    found = CliRunner().invoke(app, ["compare", *arguments], env={"COLUMNS": "500"})
-    assert found.exit_code == 2
-    assert message in found.output
-
-
 @pytest.mark.parametrize("name", ["compare", "list", "doctor"])
 def test_help_teaches(name):
     found = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "120"})
@@ -335,103 +336,45 @@ def test_scripts_run_by_path():
     assert "raw_tile" in done.stdout
 
 
-def test_doctor_says_what_is_there():
-    found = CliRunner().invoke(app, ["doctor", "--json"])
-    assert found.exit_code == 0
-    findings = {each["name"]: each for each in json.loads(found.output)}
-    assert findings["Python"]["status"] == "ok"
-    assert findings["ops"]["detail"].startswith(f"{len(OPS)} ops")
-    for each in findings.values():
-        assert each["status"] in doctor.STYLES
-        assert each["status"] == "ok" or each["advice"] or each["detail"]
+def test_a_case_that_cannot_be_made_is_unavailable_if_the_user_changed_it():
+    for altered, status in ((True, "UNAVAILABLE"), (False, "ERROR")):
+        (row,) = checked_rows(ScriptedWorker(cannot_make="MemoryError"), altered)
+        assert row.status == status
+        assert row.message == "no such case can be made: MemoryError"
 
 
-def test_doctor_shows_brackets_of_extras(capsys):
-    advice = "pip install 'mla-sandbox[torch]'"
-    doctor.console.print(doctor._table([doctor.Finding("torch", "missing", "none", advice)]))
-    assert "[torch]" in capsys.readouterr().out
+PEEK = """
+extern "C" __global__ void peek(const float* in, float* out) { out[0] = in[1]; }
+"""
+PEEKING = '''
+from pathlib import Path
+import numpy as np
+from sandbox.kernels import OPS
+from sandbox.kernels.cuda import CudaKernel
+
+KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "peek")
+
+@OPS["gather"].variant("peeking", kind="cuda")
+def peeking(**arguments):
+    """Right, but for a read beyond an array."""
+    OPS["gather"].variants["reference"].run(**arguments)
+    KERNEL(1, 1, np.zeros(1, np.float32), np.zeros(1, np.float32), macros={})
+'''
 
 
-@pytest.mark.parametrize(
-    ("versions", "clash"),
-    [
-        ({"numpy": (2, 5), "numba_cuda": (0, 30)}, ("NumPy and Numba", "numpy<2.5")),
-        ({"nvrtc": (12, 9), "headers": 13000}, ("NVRTC and headers", "cu12")),
-        ({"nvrtc": (13, 0), "headers": 12090}, ("NVRTC and headers", "cuda-toolkit")),
-        ({"nvrtc": (13, 0), "driver": 12080}, ("NVRTC and driver", "cupy-cuda12x")),
-        ({"nvrtc": (12, 9), "cupy_wheel": 13}, ("CuPy and NVRTC", "cupy-cuda12x")),
-    ],
-)
-def test_doctor_names_version_clashes(versions, clash):
-    (found,) = doctor.clashes(doctor.Versions(**{"numpy": (2, 4), **versions}))
-    assert found.status == "clash"
-    assert found.name == clash[0]
-    assert clash[1] in found.advice
-
-
-def test_doctor_finds_no_clash_in_what_fits():
-    fits = doctor.Versions((2, 4), (0, 30), (12, 9), 12080, 13000, 12)
-    assert list(doctor.clashes(fits)) == []
-
-
-def test_dims_and_dtype_replace_those_of_the_cases():
-    name, dims = plan.parse_dims("kimi_k2,N=8,L=256")
-    assert name == "kimi_k2_N8_L256"
-    assert (dims.N, dims.L, dims.R) == (8, 256, 64)
-    assert plan.parse_dims("tiny") == ("tiny", PRESETS["tiny"])
-    planner = Planner(Selection(dims="N=8,L=256", dtype="fp16", batches=2), ["host"])
-    problems = planner.problems(OPS["gather"])
-    assert {p.case.dims.L for p in problems} == {256}
-    assert {p.case.dtype.name for p in problems} == {"float16"}
-    assert all(p.altered for p in problems)
-    names = [p.case.name for p in problems]
-    assert len(names) == len(set(names))
-
-
-def test_batches_are_scaled_for_the_cpu_and_whole_on_a_gpu():
-    on_cpu = Planner(Selection(), ["host", "sim", "cpu"]).problems(OPS["concat_insert_decode"])
-    scaled = [p for p in on_cpu if p.scaled]
-    assert {p.case.size for p in scaled} == {"small", "medium"}
-    assert all(p.case.workload.context_tokens <= 2048 for p in scaled)
-    on_gpu = Planner(Selection(), ["gpu"]).problems(OPS["concat_insert_decode"])
-    batches = [p for p in on_gpu if "generated" in p.case.name]
-    assert len(batches) == 4
-    assert not any(p.scaled for p in batches)
-    assert max(p.case.workload.context_tokens for p in batches) > 100_000
-    asked = Planner(Selection(scale=100), ["gpu"]).problems(OPS["concat_insert_decode"])
-    assert all("div100" in p.case.name for p in asked if "generated" in p.case.name)
-
-
-def test_a_trace_replaces_the_cases_of_the_op(tmp_path):
-    path = tmp_path / "t.jsonl"
-    line = {"timestamp": 0, "input_length": 700, "output_length": 3, "hash_ids": [1, 2]}
-    again = {"timestamp": 99, "input_length": 900, "output_length": 3, "hash_ids": [1, 3]}
-    path.write_text(f"{json.dumps(line)}\n{json.dumps(again)}\n")
-    planner = Planner(Selection(trace=path, batches=9), ["gpu"])
-
-    def contexts(op):
-        return {p.case.workload.context_lens for p in planner.problems(OPS[op])}
-
-    assert contexts("gather") == {(512,)}
-    assert contexts("concat_insert_decode") == {(700,), (701,)}
-
-
-def test_a_case_that_the_op_turns_down_is_unavailable_not_an_error(tmp_path, planted):
+def test_the_checked_build_finds_a_read_out_of_bounds(tmp_path):
+    (tmp_path / "peeking.cu").write_text(PEEK)
+    (tmp_path / "peeking.py").write_text(PEEKING)
     done = command(
-        "compare", "gather", "--variant-file", planted, "--variants", "planted_last", "--target",
-        "cpu", "--case", "tiny-int32", "--dtype", "int32", "--quick", "--out", tmp_path,
+        "compare", "gather", "--variant-file", tmp_path / "peeking.py", "--variants", "peeking",
+        "--target", "host", "--case", CASE, "--quick", "--checked", "--out", tmp_path / "run",
     )  # fmt: skip
-    (row,) = read_rows(tmp_path)
-    assert row.status == "UNAVAILABLE"
-    assert "cache is int32, expected" in row.message
-    assert done.returncode == 0
-
-
-def test_numbers_are_short_and_keep_three_digits():
-    shown = {0.0: "0", 1234.5: "1234", 12.345: "12.3", 1.2345: "1.23", 0.01234: "0.012"}
-    assert {value: tables.number(value) for value in shown} == shown
-    assert tables.number(float("inf")) == "inf"
-    assert tables.number(None) == ""
+    assert done.returncode == 1, done.stdout + done.stderr
+    (row,) = read_rows(tmp_path / "run")
+    assert row.checked
+    assert "KernelFault" in row.message
+    assert "--checked" in shlex.split(row.reproduce)
+    assert "checked build, shuffled schedule" in (tmp_path / "run" / "table.txt").read_text()
 
 
 def test_json_has_no_infinity(tmp_path, planted_run):

@@ -262,5 +262,13 @@ def _describe(xp: Any, wrong: Any, got: Any, want: Any, what: str) -> str:
     count = int(wrong.sum())
     return (
         f"{count} of {wrong.size} elements wrong ({what}), first at {first}: "
-        f"got {float(got[first])!r}, expected {float(want[first])!r}"
+        f"got {_shown(got, first)}, expected {_shown(want, first)}"
     )
+
+
+def _shown(array: Any, place: tuple[int, ...]) -> str:
+    """The element, and whether it has the bytes of what nothing has written."""
+    number = repr(float(array[place]))
+    if int(bits_of(array)[place]) != (1 << 8 * array.dtype.itemsize) - 1:
+        return number
+    return f"{number} ({'never written' if array.dtype.itemsize > 1 else 'or never written'})"

@@ -12,6 +12,23 @@ from sandbox.kernels.cuda import Launch, record_launches
 from sandbox.kernels.op import Op, Variant
 
 
+def representative(op: Op, dims_name: str, formats: Iterable[str]) -> list[Case]:
+    """The op's bfloat16 cases with these dims and one of these cache formats, but for large ones.
+
+    Some may launch the same kernels.
+    """
+    wanted = set(formats)
+    cases = [*op.cases("conformance"), *op.cases("compare")]
+    return [
+        case
+        for case in cases
+        if case.dims_name == dims_name
+        and case.dtype.name == "bfloat16"
+        and case.format.name in wanted
+        and case.size != "large"
+    ]
+
+
 def launches(op: Op, variant: Variant, cases: Iterable[Case]) -> list[Launch]:
     """The different kernels, by source and macros, that `variant` launches on `cases`.
 
