@@ -2,7 +2,9 @@
 
 import typer
 
+from experiments.cache_error import cache_error
 from experiments.compare import compare
+from experiments.conformance import conformance
 from experiments.doctor import doctor
 from experiments.listing import list_ops
 from experiments.resources import resources
@@ -21,6 +23,8 @@ app.command("compare")(compare)
 app.command("list")(list_ops)
 app.command("doctor")(doctor)
 app.command("resources")(resources)
+app.command("cache_error")(cache_error)
+app.command("conformance")(conformance)
 
 if __name__ == "__main__":
     app()
