@@ -15,6 +15,8 @@ _HOMES = {
     "sandbox.kernels": (
         "OPS",
         "Unavailable",
+        "concat_context",
+        "concat_context_fp8",
         "concat_insert",
         "concat_insert_decode",
         "concat_insert_prefill",

@@ -1,5 +1,6 @@
 """The ops that a user calls."""
 
+from sandbox.kernels.concat_context import concat_context, concat_context_fp8
 from sandbox.kernels.concat_insert import (
     concat_insert,
     concat_insert_decode,
@@ -13,6 +14,8 @@ from sandbox.kernels.op import OPS, Unavailable
 __all__ = [
     "OPS",
     "Unavailable",
+    "concat_context",
+    "concat_context_fp8",
     "concat_insert",
     "concat_insert_decode",
     "concat_insert_prefill",

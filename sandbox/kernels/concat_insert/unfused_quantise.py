@@ -1,0 +1,26 @@
+"""Heads to codes as a launch of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sandbox.kernels.concat_insert.head_launch import codes_a_store, place
+from sandbox.kernels.cuda import CudaKernel
+
+QUANTISE = CudaKernel(Path(__file__).with_suffix(".cu"), "quantise")
+THREADS, IN_FLIGHT, MOST_CODES = 384, 4, 8
+
+
+def quantise_heads(source: Any, target: Any, descale: Any) -> None:
+    """E4M3 codes of `[T, N, width]` times `1 / descale`."""
+    tokens, heads, width = source.shape
+    macros = {
+        "THREADS": THREADS,
+        "IN_FLIGHT": IN_FLIGHT,
+        "COUNT": codes_a_store([source], [target], MOST_CODES),
+        "ELEMENT": source.dtype,
+        "HEADS": heads,
+        "WIDTH": width,
+    }
+    QUANTISE(tokens, THREADS, *place(source), descale, *place(target), macros=macros)
