@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.cache_formats import FORMATS
+from sandbox.dims import PRESETS
+from sandbox.kernels import OPS
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -56,16 +60,33 @@ def test_a_wrong_example_is_caught(example):
     assert re.search(r"WRONG|ERROR", run.stdout)
 
 
-def test_the_ops_example_runs():
-    use, debug = (b for b in blocks("python") if "num_tokens=9" in b)
-    run = python("-W", "error", "-c", use + debug)
+ROUND_TRIP = """
+wanted = torch.cat([kv_c, k_pe], dim=1).float()
+error = (workspace.float() - wanted).abs()
+assert workspace.dtype == torch.bfloat16
+assert 0 < error.max() and (error <= wanted.abs() / 14 + fp8["k_scale"] / 512).all()
+assert codes.count_nonzero() <= 9 * 48
+"""
+
+
+def test_the_ops_examples_run():
+    use, packed, debug = (block for block in blocks("python") if "num_tokens=9" in block)
+    run = python("-W", "error", "-c", use + packed + ROUND_TRIP + debug)
     assert run.returncode == 0, run.stderr
+
+
+def test_every_op_and_format_is_listed_with_its_size():
+    for name in OPS:
+        assert re.search(rf"^\| \[?`{name}`", README, flags=re.MULTILINE), name
+    for fmt in FORMATS.values():
+        line = next(line for line in README.splitlines() if re.match(rf"\|.*`{fmt.name}`", line))
+        assert str(fmt.row_bytes(PRESETS["deepseek_v3"])) in line, line
 
 
 def test_commands_exist():
     commands = {re.match(r"python -m experiments (\w+)", line) for line in README.splitlines()}
     names = {match[1] for match in commands if match}
-    assert {"doctor", "list", "compare", "resources"} <= names
+    assert {"doctor", "list", "compare", "conformance", "cache_error", "resources"} <= names
     for name in names:
         run = python("-m", "experiments", name, "--help")
         assert run.returncode == 0, run.stderr
