@@ -7,59 +7,100 @@ from typing import Any
 
 import numpy as np
 
+from sandbox.cache_formats import E4M3
 from sandbox.kernels import numba_target
 from sandbox.kernels.concat_insert import concat_insert_decode
-from sandbox.kernels.concat_insert.launch import decode_vector
-from sandbox.kernels.concat_insert.numba_prefill_scalar import table_or_empty
-from sandbox.kernels.concat_insert.numba_prefill_vector import torn_pairs, word_turner, words
+from sandbox.kernels.concat_insert.numba_rows import (
+    elements_a_word,
+    in_words,
+    row_arrays_in_words,
+    row_words,
+    torn_pairs,
+)
+from sandbox.kernels.numba_cache_rows import row_finder
+from sandbox.kernels.numba_cache_words import RowWords, row_writer
+from sandbox.kernels.numba_columns import (
+    array_or_empty,
+    inverse,
+    product,
+    word_copier,
+    word_turner,
+)
 from sandbox.kernels.numba_target import cuda
 
-LANES, ROWS = 32, 4
+LANES, WARPS = 32, 4
 
 
 @functools.cache
-def _kernel(dtype: np.dtype, word: np.dtype) -> Any:
-    turn_word = word_turner(dtype, word)
+def _kernel(row: RowWords, coded: bool) -> Any:
+    code, invert = product(E4M3) if coded else None, inverse()
+    copy = word_copier(row.dtype, row.elements, code)
+    turn = word_turner(row.dtype, row.elements, code)
+    find, (measure, settle, write) = row_finder(), row_writer(row)
+    scales, shared = row.scales, (1, max(1, row.scales), row.lanes)
 
     @cuda.jit
-    def decode_vector(ql_nope, q_pe, kv_c, k_pe, cache, slot_mapping, positions, cos_sin, q_out):
-        token, head = cuda.blockIdx.x, cuda.blockIdx.y * ROWS + cuda.threadIdx.y
-        latent, rope = kv_c.shape[1], k_pe.shape[1]
-        if head < q_out.shape[1]:
-            for place in range(cuda.threadIdx.x, latent, LANES):
-                q_out[token, head, place] = ql_nope[token, head, place]
-            for place in range(cuda.threadIdx.x, rope, LANES):
-                query = turn_word(q_pe[token, head, place], place, token, positions, cos_sin)
-                q_out[token, head, latent + place] = query
-        elif head == q_out.shape[1]:
-            slot, block_size = slot_mapping[token], cache.shape[1]
-            if slot >= 0 and slot < cache.shape[0] * block_size:
-                block, offset = slot // block_size, slot % block_size
-                for place in range(cuda.threadIdx.x, latent, LANES):
-                    cache[block, offset, place] = kv_c[token, place]
-                for place in range(cuda.threadIdx.x, rope, LANES):
-                    key = turn_word(k_pe[token, place], place, token, positions, cos_sin)
-                    cache[block, offset, latent + place] = key
+    def decode_vector(
+        ql_nope,
+        q_pe,
+        q_out,
+        q_descale,
+        kv_c,
+        k_pe,
+        cache,
+        k_scale,
+        slot_mapping,
+        positions,
+        cos_sin,
+    ):
+        peaks = cuda.shared.array(shared, np.uint32)
+        token, lane, warp = cuda.blockIdx.x, cuda.threadIdx.x, cuda.threadIdx.y
+        latent, table = kv_c.shape[1], (positions, cos_sin)
+        if cuda.blockIdx.y > 0:
+            head, scale = (cuda.blockIdx.y - 1) * WARPS + warp, invert(q_descale)
+            if head < q_out.shape[1]:
+                for i in range(lane, latent, LANES):
+                    q_out[token, head, i] = copy(ql_nope[token, head, i], scale)
+                for i in range(lane, k_pe.shape[1], LANES):
+                    query = turn(q_pe[token, head, i], scale, i, token, table)
+                    q_out[token, head, latent + i] = query
+        else:
+            place, rows = find(token, slot_mapping, cache), (kv_c, k_pe, k_scale)
+            thread = warp * LANES + lane
+            if scales:
+                measure(peaks, place, thread, 0, token, rows, table)
+                cuda.syncthreads()
+                settle(peaks, thread, 0)
+                cuda.syncthreads()
+            write(peaks, cache, place, thread, 0, token, rows, table)
 
     return decode_vector
 
 
+def _elements(arguments: dict[str, Any]) -> int:
+    values, q_out = [arguments["ql_nope"], arguments["q_pe"]], arguments["q_out"]
+    latent = arguments["kv_c"].shape[1]
+    outputs = [q_out[..., :latent], q_out[..., latent:]]
+    coded = arguments["q_descale"] is not None
+    values, codes = (values, outputs) if coded else (values + outputs, [])
+    return elements_a_word(arguments, values, codes)
+
+
 def _supports(**arguments: Any) -> str | None:
-    vector = decode_vector(arguments)
-    return torn_pairs(vector, arguments["positions"], arguments["cache"].dtype)
+    coded = arguments["q_descale"] is not None
+    return torn_pairs(arguments, _elements(arguments), coded)
 
 
 @concat_insert_decode.variant("numba_vector", kind="numba", preference=8, supports=_supports)
-def numba_vector(slot_mapping: Any, positions: Any, cos_sin: Any, **rows: Any) -> None:
-    """A warp a head or a cache row in 8-byte words, pairs rotated inside the word."""
-    word = words(decode_vector(rows))
-    heads = rows["q_out"].shape[1]
+def numba_vector(**arguments: Any) -> None:
+    """A warp a head in 8-byte words, pairs rotated inside the word; a block a cache row."""
+    q_out, elements = arguments["q_out"], _elements(arguments)
+    row = row_words(elements, LANES * WARPS, **arguments)
     numba_target.launch(
-        _kernel(rows["cache"].dtype, word),
-        (slot_mapping.shape[0], -(-(heads + 1) // ROWS)),
-        (LANES, ROWS),
-        *(rows[name].view(word) for name in ("ql_nope", "q_pe", "kv_c", "k_pe", "cache")),
-        slot_mapping,
-        *table_or_empty(slot_mapping, positions, cos_sin),
-        rows["q_out"].view(word),
+        _kernel(row, arguments["q_descale"] is not None),
+        (arguments["slot_mapping"].shape[0], 1 + -(-q_out.shape[1] // WARPS)),
+        (LANES, WARPS),
+        *(in_words(arguments[name], elements) for name in ("ql_nope", "q_pe", "q_out")),
+        array_or_empty(arguments["q_descale"], q_out),
+        *row_arrays_in_words(row, **arguments),
     )

@@ -1,4 +1,4 @@
-"""Plain insert in Numba, one thread an element."""
+"""Plain insert in Numba, one thread an item of a row."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ from typing import Any
 
 from sandbox.kernels import numba_target
 from sandbox.kernels.concat_insert import concat_insert
+from sandbox.kernels.concat_insert.numba_rows import row_arrays, row_key
+from sandbox.kernels.numba_cache_rows import item_count, item_writer, row_finder
 from sandbox.kernels.numba_target import cuda
 
 THREADS = 128
 
 
 @functools.cache
-def _kernel() -> Any:
+def _kernel(*key: Any) -> Any:
+    find, write, items = row_finder(), item_writer(*key), item_count(*key[:2])
+
     @cuda.jit
-    def insert_scalar(kv_c, k_pe, cache, slot_mapping):
-        element = cuda.grid(1)
-        token = element // cache.shape[2]
-        if token < slot_mapping.shape[0]:
-            slot, block_size = slot_mapping[token], cache.shape[1]
-            if slot >= 0 and slot < cache.shape[0] * block_size:
-                column, latent = element % cache.shape[2], kv_c.shape[1]
-                block, offset = slot // block_size, slot % block_size
-                if column < latent:
-                    cache[block, offset, column] = kv_c[token, column]
-                else:
-                    cache[block, offset, column] = k_pe[token, column - latent]
+    def insert_scalar(kv_c, k_pe, cache, k_scale, slot_mapping, positions, cos_sin):
+        index = cuda.grid(1)
+        token, item = index // items, index % items
+        place = find(token, slot_mapping, cache)
+        if place[0] >= 0:
+            rows, table = (kv_c, k_pe, k_scale), (positions, cos_sin)
+            write(cache, place, item, token, rows, table)
 
     return insert_scalar
 
 
 @concat_insert.variant("numba_scalar", kind="numba", preference=5)
-def numba_scalar(kv_c: Any, k_pe: Any, cache: Any, slot_mapping: Any) -> None:
-    """One thread an element."""
-    blocks = -(-slot_mapping.shape[0] * cache.shape[2] // THREADS)
-    numba_target.launch(_kernel(), blocks, THREADS, kv_c, k_pe, cache, slot_mapping)
+def numba_scalar(slot_mapping: Any, **arguments: Any) -> None:
+    """One thread an element, or all values of one scale."""
+    key = row_key(**arguments)
+    blocks = -(-slot_mapping.shape[0] * item_count(*key[:2]) // THREADS)
+    numba_target.launch(
+        _kernel(*key), blocks, THREADS, *row_arrays(slot_mapping=slot_mapping, **arguments)
+    )

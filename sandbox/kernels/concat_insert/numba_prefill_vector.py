@@ -1,4 +1,4 @@
-"""Prefill in Numba, in words of up to 8 bytes."""
+"""Prefill in Numba, in words of up to 8 bytes, to bits or to codes."""
 
 from __future__ import annotations
 
@@ -7,99 +7,129 @@ from typing import Any
 
 import numpy as np
 
+from sandbox.cache_formats import E4M3
 from sandbox.kernels import numba_target
-from sandbox.kernels.concat_insert import concat_insert_prefill
-from sandbox.kernels.concat_insert.launch import in_place, prefill_vector
-from sandbox.kernels.concat_insert.numba_prefill_scalar import table_or_empty, turner
-from sandbox.kernels.numba_math import decode, encode
+from sandbox.kernels.concat_insert import concat_insert_prefill, concat_insert_prefill_fp8
+from sandbox.kernels.concat_insert.launch import in_place
+from sandbox.kernels.concat_insert.numba_rows import (
+    elements_a_word,
+    in_words,
+    row_arrays_in_words,
+    row_words,
+    torn_pairs,
+    without_values,
+)
+from sandbox.kernels.numba_cache_rows import row_finder
+from sandbox.kernels.numba_cache_words import RowWords, row_writer
+from sandbox.kernels.numba_columns import inverse, product, word_copier, word_turner
 from sandbox.kernels.numba_target import cuda
 
 LANES, WARPS = 32, 4
+HEADS = ("q", "k_nope", "v", "q_out", "k_out", "v_out")
+DESCALES = ("q_descale", "k_descale", "v_descale")
 
 
 @functools.cache
-def word_turner(dtype: np.dtype, word: np.dtype) -> Any:
-    """Device function: the pairs of dtype in word number `place` of the rotated columns turned."""
-    turn = turner(decode(dtype), encode(dtype))
-    bits = 8 * dtype.itemsize
-    pairs = word.itemsize // (2 * dtype.itemsize)
-    mask = np.uint64((1 << bits) - 1)
-
-    @cuda.jit(device=True)
-    def turn_word(value, place, token, positions, cos_sin):
-        if cos_sin.shape[0] == 0:
-            return value
-        codes, turned = np.uint64(value), np.uint64(0)
-        for i in range(pairs):
-            low, high = np.uint64(2 * i * bits), np.uint64((2 * i + 1) * bits)
-            even, odd = (codes >> low) & mask, (codes >> high) & mask
-            even, odd = turn(even, odd, place * pairs + i, token, positions, cos_sin)
-            turned |= (np.uint64(even) << low) | (np.uint64(odd) << high)
-        return turned
-
-    return turn_word
-
-
-def words(vector: int) -> np.dtype:
-    return np.dtype(f"u{min(8, vector)}")
-
-
-def torn_pairs(vector: int, positions: Any, dtype: np.dtype) -> str | None:
-    """Why words as wide as alignment allows cannot be rotated, or None."""
-    if positions is not None and words(vector).itemsize < 2 * dtype.itemsize:
-        return f"rotates pairs in one word, but rows are aligned to {vector} bytes only"
-    return None
-
-
-@functools.cache
-def _kernel(dtype: np.dtype, word: np.dtype) -> Any:
-    turn_word = word_turner(dtype, word)
+def _kernel(row: RowWords, coded: bool) -> Any:
+    code, invert = product(E4M3) if coded else None, inverse()
+    copy = word_copier(row.dtype, row.elements, code)
+    turn = word_turner(row.dtype, row.elements, code)
+    find, (measure, settle, write) = row_finder(), row_writer(row)
+    scales, shared = row.scales, (1, max(1, row.scales), row.lanes)
 
     @cuda.jit
     def prefill_vector(
-        q, k_nope, k_pe, kv_c, cache, slot_mapping, positions, cos_sin, q_out, k_out, aside
+        q,
+        k_nope,
+        v,
+        q_out,
+        k_out,
+        v_out,
+        q_descale,
+        k_descale,
+        v_descale,
+        aside,
+        kv_c,
+        k_pe,
+        cache,
+        k_scale,
+        slot_mapping,
+        positions,
+        cos_sin,
     ):
+        peaks = cuda.shared.array(shared, np.uint32)
         token, lane, warp = cuda.blockIdx.x, cuda.threadIdx.x, cuda.threadIdx.y
-        heads, nope, latent, rope = k_nope.shape[1], k_nope.shape[2], kv_c.shape[1], k_pe.shape[1]
+        heads, nope = k_nope.shape[1], k_nope.shape[2]
+        rows, table = (kv_c, k_pe, k_scale), (positions, cos_sin)
+        by_q, by_k, by_v = invert(q_descale), invert(k_descale), invert(v_descale)
         for head in range(warp, heads, WARPS):
-            for place in range(lane, nope, LANES):
-                k_out[token, head, place] = k_nope[token, head, place]
+            for i in range(lane, nope, LANES):
+                k_out[token, head, i] = copy(k_nope[token, head, i], by_k)
                 if aside:
-                    q_out[token, head, place] = q[token, head, place]
-        slot, block_size = slot_mapping[token], cache.shape[1]
-        inserts = warp == 0 and slot >= 0 and slot < cache.shape[0] * block_size
-        if inserts:
-            for place in range(lane, latent, LANES):
-                cache[slot // block_size, slot % block_size, place] = kv_c[token, place]
-        for place in range(lane, rope, LANES):
-            key = turn_word(k_pe[token, place], place, token, positions, cos_sin)
+                    q_out[token, head, i] = copy(q[token, head, i], by_q)
+            for i in range(lane, v.shape[2], LANES):
+                v_out[token, head, i] = copy(v[token, head, i], by_v)
+        for i in range(lane, k_pe.shape[1], LANES):
+            key = turn(k_pe[token, i], by_k, i, token, table)
             for head in range(warp, heads, WARPS):
-                k_out[token, head, nope + place] = key
-                query = q[token, head, nope + place]
-                query = turn_word(query, place, token, positions, cos_sin)
-                q_out[token, head, nope + place] = query
-            if inserts:
-                cache[slot // block_size, slot % block_size, latent + place] = key
+                k_out[token, head, nope + i] = key
+                query = turn(q[token, head, nope + i], by_q, i, token, table)
+                q_out[token, head, nope + i] = query
+        place, thread = find(token, slot_mapping, cache), warp * LANES + lane
+        if scales:
+            measure(peaks, place, thread, 0, token, rows, table)
+            cuda.syncthreads()
+            settle(peaks, thread, 0)
+            cuda.syncthreads()
+        write(peaks, cache, place, thread, 0, token, rows, table)
 
     return prefill_vector
 
 
+def _elements(arguments: dict[str, Any], coded: bool) -> int:
+    """Values a word that all columns allow, head parts apart."""
+    nope = arguments["k_nope"].shape[2]
+    parts = {
+        name: [arguments[name][..., :nope], arguments[name][..., nope:]]
+        for name in ("q", "q_out", "k_out")
+    }
+    outputs = [*parts["q_out"], *parts["k_out"], arguments["v_out"]]
+    values = [*parts["q"], arguments["k_nope"], arguments["v"]]
+    values, codes = (values, outputs) if coded else (values + outputs, [])
+    return elements_a_word(arguments, values, codes)
+
+
+def _launch(coded: bool, arguments: dict[str, Any]) -> None:
+    elements = _elements(arguments, coded)
+    row = row_words(elements, LANES * WARPS, **arguments)
+    numba_target.launch(
+        _kernel(row, coded),
+        arguments["slot_mapping"].shape[0],
+        (LANES, WARPS),
+        *(in_words(arguments[name], elements) for name in HEADS),
+        *(arguments[name] for name in DESCALES),
+        not in_place(arguments["q"], arguments["q_out"]),
+        *row_arrays_in_words(row, **arguments),
+    )
+
+
 def _supports(**arguments: Any) -> str | None:
-    vector = prefill_vector(arguments)
-    return torn_pairs(vector, arguments["positions"], arguments["cache"].dtype)
+    return torn_pairs(arguments, _elements(arguments | without_values(**arguments), False))
 
 
 @concat_insert_prefill.variant("numba_vector", kind="numba", preference=8, supports=_supports)
-def numba_vector(slot_mapping: Any, positions: Any, cos_sin: Any, **rows: Any) -> None:
+def numba_vector(**arguments: Any) -> None:
     """A block a token, a warp a head in 8-byte words, the key rotated once a warp."""
-    word = words(prefill_vector(rows))
-    numba_target.launch(
-        _kernel(rows["cache"].dtype, word),
-        slot_mapping.shape[0],
-        (LANES, WARPS),
-        *(rows[name].view(word) for name in ("q", "k_nope", "k_pe", "kv_c", "cache")),
-        slot_mapping,
-        *table_or_empty(slot_mapping, positions, cos_sin),
-        *(rows[name].view(word) for name in ("q_out", "k_out")),
-        not in_place(rows["q"], rows["q_out"]),
-    )
+    _launch(False, arguments | without_values(**arguments))
+
+
+def _supports_fp8(**arguments: Any) -> str | None:
+    return torn_pairs(arguments, _elements(arguments, True), coded=True)
+
+
+@concat_insert_prefill_fp8.variant(
+    "numba_vector", kind="numba", preference=8, supports=_supports_fp8
+)
+def numba_vector_fp8(**arguments: Any) -> None:
+    """A block a token, a warp a head in 8-byte words, the key rotated and encoded once a warp."""
+    _launch(True, arguments)
