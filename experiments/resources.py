@@ -111,29 +111,27 @@ def _rows(kernel: _Kernel, architectures: list[str]) -> Iterator[dict[str, Any]]
 
 def _show(rows: list[dict[str, Any]], architectures: list[str]) -> None:
     """The names of op, variant and kernel, and below them a line for each cache format."""
-    lines: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    kernels: dict[str, dict[str, dict[str, Any]]] = {}
     for row in rows:
-        kernel = f"{row['op']} {row['variant']}: {row['kernel']}"
-        lines.setdefault((kernel, row["format"]), {})[row["arch"]] = row
-    labels = max(len(name) for _, name in lines)
+        lines = kernels.setdefault(f"{row['op']} {row['variant']}: {row['kernel']}", {})
+        lines.setdefault(row["format"], {})[row["arch"]] = row
+    label_width = max(len(row["format"]) for row in rows)
     headings = [*(arch.removeprefix("sm_") for arch in architectures), "shared", "threads"]
 
     def line(label: str, cells: Sequence[str]) -> str:
         columns = (cell.rjust(max(4, len(heading))) for cell, heading in zip(cells, headings))
-        return f"  {label:{labels}} {' '.join(columns)}"
+        return f"  {label:{label_width}} {' '.join(columns)}"
 
     say("registers a thread (spilled bytes), and a block's shared bytes and most threads", "bold")
     say(line("", headings), "bold")
-    shown = None
-    for (kernel, name), by_arch in lines.items():
-        if kernel != shown:
-            say(kernel)
-            shown = kernel
-        last = list(by_arch.values())[-1]
-        shared = last["static_shared"] + last["dynamic_shared"]
-        cells = [_cell(by_arch.get(arch)) for arch in architectures]
-        style = "red" if any("(" in cell for cell in cells) else ""
-        say(line(name, [*cells, str(shared), str(last["max_threads"])]), style)
+    for kernel, lines in kernels.items():
+        say(kernel)
+        for name, by_arch in lines.items():
+            last = list(by_arch.values())[-1]
+            shared = last["static_shared"] + last["dynamic_shared"]
+            cells = [_cell(by_arch.get(arch)) for arch in architectures]
+            style = "red" if any("(" in cell for cell in cells) else ""
+            say(line(name, [*cells, str(shared), str(last["max_threads"])]), style)
 
 
 def _cell(row: dict[str, Any] | None) -> str:

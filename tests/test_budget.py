@@ -1,9 +1,19 @@
 """Every kernel compiles for every architecture and keeps everything in registers."""
 
-import pytest
+import functools
+import json
 
+import pytest
+from typer.testing import CliRunner
+
+from experiments.__main__ import app
+from sandbox.cache_formats import FORMATS
 from sandbox.kernels import OPS, specialisations
-from sandbox.kernels.cuda import ARCHITECTURES, nvrtc
+from sandbox.kernels.cuda import ARCHITECTURES, nvrtc, prebuild
+
+PACKED = [fmt.name for fmt in FORMATS.values() if fmt.packed]
+TELLING = ("sm_75", "sm_90")
+"""Without and with instructions for 8-bit floats: packed formats are compiled for these alone."""
 
 RAW = [
     pytest.param(op, variant, id=f"{op.name}-{variant.name}")
@@ -13,28 +23,77 @@ RAW = [
 ]
 
 
-def representative(op):
-    """One small odd problem and one of a real model's dims: the extremes of the macros."""
-    cases = [case for case in op.cases("conformance") if case.dtype.name == "bfloat16"]
-    tiny = next(case for case in cases if case.dims_name == "tiny")
-    return [tiny, next(case for case in cases if case.dims_name == "deepseek_v3")]
+@functools.cache
+def launches(op, variant, packed):
+    """One small odd problem and a real model's, the extremes of the macros; or all packed ones of
+    that model."""
+    cases = specialisations.representative(op, "deepseek_v3", PACKED if packed else ["bfloat16"])
+    if not packed:
+        cases += specialisations.representative(op, "tiny", ["bfloat16"])[:1]
+    return specialisations.launches(op, variant, cases)
+
+
+def wanted(op, variant, arch):
+    found = [
+        *launches(op, variant, False),
+        *(launches(op, variant, True) if arch in TELLING else ()),
+    ]
+    return [launch for launch in found if not launch.kernel.unsupported(arch)]
+
+
+@pytest.fixture(scope="module")
+def compiled(request):
+    """What the chosen tests ask for is in the cache: compiled several at a time."""
+    try:
+        architectures = [arch for arch in ARCHITECTURES if not nvrtc.unsupported(arch)]
+    except RuntimeError as missing:
+        pytest.skip(str(missing))
+    asked = [item.callspec.params for item in request.session.items if compiled_by(item)]
+    for arch in architectures:
+        kernels = [
+            each for p in asked if p["arch"] == arch for each in wanted(p["op"], p["variant"], arch)
+        ]
+        for _ in prebuild(kernels, target=arch):
+            pass
+
+
+def compiled_by(item):
+    return "compiled" in getattr(item, "fixturenames", ())
 
 
 @pytest.mark.parametrize(("op", "variant"), RAW)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.usefixtures("compiled")
 def test_compiles_without_spills(op, variant, arch):
-    try:
-        if reason := nvrtc.unsupported(arch):
-            pytest.skip(reason)
-    except RuntimeError as missing:
-        pytest.skip(str(missing))
-    found = specialisations.launches(op, variant, representative(op))
-    assert found
-    for launch in found:
-        if launch.kernel.unsupported(arch):
-            continue
+    if reason := nvrtc.unsupported(arch):
+        pytest.skip(reason)
+    assert launches(op, variant, False) or launches(op, variant, True)
+    for launch in wanted(op, variant, arch):
         used = launch.kernel.resources(arch, launch.macros)
         assert used.spill_stores == used.spill_loads == 0, (launch.macros, used)
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         assert used.registers * threads <= 65536
         assert used.static_shared <= 48 * 1024
+
+
+def test_resources_has_a_line_for_each_kernel_and_format():
+    words = ["resources", "gather", "--dims", "deepseek_v3", "--arch", "sm_75,sm_90"]
+    words += ["--format", "bfloat16,fp8_e4m3"]
+    made = CliRunner().invoke(app, [*words, "--json"])
+    if made.exit_code == 2:
+        pytest.skip(made.output)
+    rows = json.loads(made.output)
+    raw = {name for name, variant in OPS["gather"].variants.items() if variant.kind == "cuda"}
+    assert {row["variant"] for row in rows} == raw
+    assert {(row["format"], row["arch"]) for row in rows if row["variant"] == "raw_tile"} == {
+        (name, arch) for name in ("bfloat16", "fp8_e4m3") for arch in ("sm_75", "sm_90")
+    }
+    text = CliRunner().invoke(app, words).output
+    assert max(map(len, text.splitlines())) <= 80
+    for row in rows:
+        assert f"gather {row['variant']}: {row['kernel']}\n" in text
+
+
+def test_resources_says_when_no_kernel_has_such_a_case():
+    made = CliRunner().invoke(app, ["resources", "gather", "--format", "fp8_ds_mla"])
+    assert made.exit_code == 2
