@@ -24,6 +24,7 @@ import numpy as np
 
 from experiments.measure import VariantFailed
 from experiments.results import jsonable
+from experiments.vector_checks import check_variant
 from sandbox.kernels import OPS, conformance
 from sandbox.kernels.case import Case
 from sandbox.kernels.cuda import host_options, nvrtc, prebuild, record_launches
@@ -157,7 +158,13 @@ def _smallest(operation: Any, cases: Iterable[Case]) -> list[Case]:
     return list(found.values())
 
 
-TASKS = {"check": check, "time": time_variants, "gemm": gemm, "build": build}
+TASKS = {
+    "check": check,
+    "time": time_variants,
+    "gemm": gemm,
+    "build": build,
+    "vectors": check_variant,
+}
 
 
 def _poisoned() -> bool:
