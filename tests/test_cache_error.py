@@ -205,6 +205,7 @@ class TestCommand:
             else:
                 assert set(row["samples"]) == set(METRICS)
                 assert {len(each) for each in row["samples"].values()} == {2}
+                assert len(set(row["samples"]["latent_rms"])) == 2
                 assert row["bytes_per_token"] == FORMATS[row["format"]].row_bytes(PRESETS["tiny"])
         text = (tmp_path / "one" / "table.txt").read_text()
         assert max(map(len, text.splitlines())) <= 120
