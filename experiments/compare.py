@@ -16,7 +16,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments import report, tables
-from experiments.cli import console, run_as_script, stop
+from experiments.cli import console, run_as_script, say, stop
 from experiments.fingerprint import command_line, fingerprint
 from experiments.plan import (
     BadOption,
@@ -175,7 +175,7 @@ def compare(
         run.close()
     show(run.rows, run.folder)
     for reason in left_out:
-        console.print(f"left out: {reason}", highlight=False, markup=False, soft_wrap=True)
+        say(f"left out: {reason}")
     if gemm is not None:
         console.print(f"bf16 GEMM 8192 x 8192 x 8192: {gemm_text(gemm)}", highlight=False)
     if interrupted:
@@ -302,10 +302,10 @@ def show(rows: Sequence[Row], folder: Path) -> None:
             console.print(tables.cpu_table(op, elsewhere))
             not_run = [row for row in elsewhere if row.status == "UNAVAILABLE"]
             for line in tables.remarks(not_run):
-                console.print(f"  not run: {line}", style="dim", highlight=False, markup=False)
+                say(f"  not run: {line}", "dim", indent=4)
             if any(row.scaled for row in elsewhere):
-                note = "Batches are scaled down for the CPU, as their case names say: divN, lengths"
-                console.print(f"  {note} over N; 1inN, one request in N.", style="dim")
+                note = "batches are scaled down for the CPU, as their case names say: divN, lengths"
+                say(f"  {note} over N; 1inN, one request in N", "dim", indent=4)
     failures = tables.failures(rows)
     for line in failures[:FAILURES_SHOWN]:
         console.print(line, style="red", highlight=False, markup=False, soft_wrap=True)

@@ -14,7 +14,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from experiments.cli import console, run_as_script, stop
+from experiments.cli import console, run_as_script, say, stop
 from experiments.plan import BadOption, chosen_ops
 from sandbox.kernels.op import Op
 
@@ -39,7 +39,7 @@ def list_ops(
     for op in chosen:
         console.print(_table(op))
         for line in _reasons(op):
-            console.print(f"  {line}", style="dim", highlight=False, markup=False)
+            say(f"  {line}", "dim", indent=4)
 
 
 def inventory(op: Op) -> list[dict[str, object]]:

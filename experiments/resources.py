@@ -110,11 +110,13 @@ def _rows(kernel: _Kernel, architectures: list[str]) -> Iterator[dict[str, Any]]
 
 
 def _show(rows: list[dict[str, Any]], architectures: list[str]) -> None:
-    """The names of op, variant and kernel, and below them a line for each cache format."""
+    """The names of op, variant and kernel, and below them a line for each cache format: of several
+    specialisations the one that takes most."""
     kernels: dict[str, dict[str, dict[str, Any]]] = {}
     for row in rows:
         lines = kernels.setdefault(f"{row['op']} {row['variant']}: {row['kernel']}", {})
-        lines.setdefault(row["format"], {})[row["arch"]] = row
+        by_arch = lines.setdefault(row["format"], {})
+        by_arch[row["arch"]] = max(by_arch.get(row["arch"], row), row, key=_use)
     label_width = max(len(row["format"]) for row in rows)
     headings = [*(arch.removeprefix("sm_") for arch in architectures), "shared", "threads"]
 
@@ -132,6 +134,10 @@ def _show(rows: list[dict[str, Any]], architectures: list[str]) -> None:
             cells = [_cell(by_arch.get(arch)) for arch in architectures]
             style = "red" if any("(" in cell for cell in cells) else ""
             say(line(name, [*cells, str(shared), str(last["max_threads"])]), style)
+
+
+def _use(row: dict[str, Any]) -> tuple[int, int]:
+    return row["spill_stores"] + row["spill_loads"], row["registers"]
 
 
 def _cell(row: dict[str, Any] | None) -> str:
