@@ -1,15 +1,16 @@
-// One thread an element or a pair of any of a token's 2 * HEADS + 1 output rows.
+// One thread an element or a pair of any of a token's 2 * HEADS + 1 output rows, or all values of the
+// cache row that share a scale.
 #include "element_row.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     prefill_element(const ELEMENT* q, long long q_token_stride, long long q_head_stride,
                     const ELEMENT* k_nope, long long k_nope_token_stride,
-                    long long k_nope_head_stride, const ELEMENT* k_pe, long long k_pe_stride,
-                    const ELEMENT* kv_c, long long kv_c_stride, ELEMENT* cache,
+                    long long k_nope_head_stride, const ELEMENT* kv_c, long long kv_c_stride,
+                    const ELEMENT* k_pe, long long k_pe_stride, char* cache,
                     long long page_stride, long long row_stride, int block_size,
-                    long long capacity, const long long* slot_mapping, const long long* positions,
-                    const float* cos_sin, long long table_stride, long long table_rows,
-                    ELEMENT* q_out, long long q_out_token_stride, long long q_out_head_stride,
+                    long long capacity, const float* k_scale, const long long* slot_mapping,
+                    const long long* positions, const float* cos_sin, long long table_stride,
+                    long long table_rows, ELEMENT* q_out, long long q_out_token_stride, long long q_out_head_stride,
                     ELEMENT* k_out, long long k_out_token_stride, long long k_out_head_stride,
                     long long tokens) {
   constexpr int PAIRS = ROPE / 2;
@@ -21,31 +22,28 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   int item = (int)(index - token * ITEMS);
   const int row = item / HEAD_ITEMS;
   const ELEMENT* rope_key = at(k_pe, token * k_pe_stride);
-  ElementRow<ELEMENT> target;
-  if (row < 2 * HEADS) {
-    const int head = row >> 1;
-    item -= row * HEAD_ITEMS;
-    if (row & 1) {
-      target.left = at(k_nope, token * k_nope_token_stride + head * k_nope_head_stride);
-      target.right = rope_key;
-      target.to = at(k_out, token * k_out_token_stride + head * k_out_head_stride);
-    } else {
-      if (q == q_out && (item < NOPE || cos_sin == nullptr)) return;
-      target.left = at(q, token * q_token_stride + head * q_head_stride);
-      target.right = target.left + NOPE;
-      target.to = at(q_out, token * q_out_token_stride + head * q_out_head_stride);
-    }
-    target.width = NOPE;
-  } else {
-    const PagedRows paged = {reinterpret_cast<char*>(cache), page_stride, row_stride, block_size,
-                             capacity};
-    target.left = at(kv_c, token * kv_c_stride);
-    target.right = rope_key;
-    target.to = reinterpret_cast<ELEMENT*>(row_of(paged, slot_mapping[token]));
-    target.width = LATENT;
-    if (target.to == nullptr) return;
-    item -= 2 * HEADS * HEAD_ITEMS;
-  }
   const RopeTable table = {cos_sin, table_stride, table_rows};
-  target.write(item, table, cos_sin == nullptr ? 0 : positions[token], PAIRS);
+  const long long position = cos_sin == nullptr ? 0 : positions[token];
+  if (row >= 2 * HEADS) {
+    const PagedRows paged = {cache, page_stride, row_stride, block_size, capacity};
+    char* cached = row_of(paged, slot_mapping[token]);
+    if (cached == nullptr) return;
+    insert_item<ELEMENT, FORMAT, POW2, LATENT, ROPE>(item - 2 * HEADS * HEAD_ITEMS,
+                                                     at(kv_c, token * kv_c_stride), rope_key,
+                                                     table, position, cached, k_scale);
+    return;
+  }
+  const int head = row >> 1;
+  item -= row * HEAD_ITEMS;
+  if (row & 1) {
+    const ElementRow<ELEMENT> key = {
+        at(k_nope, token * k_nope_token_stride + head * k_nope_head_stride), rope_key, NOPE};
+    key.write(at(k_out, token * k_out_token_stride + head * k_out_head_stride), item, table,
+              position, PAIRS);
+  } else if (q != q_out || (item >= NOPE && cos_sin != nullptr)) {
+    const ELEMENT* from = at(q, token * q_token_stride + head * q_head_stride);
+    const ElementRow<ELEMENT> query = {from, from + NOPE, NOPE};
+    query.write(at(q_out, token * q_out_token_stride + head * q_out_head_stride), item, table,
+                position, PAIRS);
+  }
 }

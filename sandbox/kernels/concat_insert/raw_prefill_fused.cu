@@ -128,9 +128,9 @@ __device__ __forceinline__ void write_keys(const char* k_nope, long long k_nope_
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     prefill_fused(const ELEMENT* q, long long q_token_stride, long long q_head_stride,
                   const ELEMENT* k_nope, long long k_nope_token_stride,
-                  long long k_nope_head_stride, const ELEMENT* k_pe, long long k_pe_stride,
-                  const ELEMENT* kv_c, long long kv_c_stride, ELEMENT* cache,
-                  long long page_stride, long long row_stride, int block_size, long long capacity,
+                  long long k_nope_head_stride, const ELEMENT* kv_c, long long kv_c_stride,
+                  const ELEMENT* k_pe, long long k_pe_stride, char* cache, long long page_stride,
+                  long long row_stride, int block_size, long long capacity, const float* k_scale,
                   const long long* slot_mapping, const long long* positions, const float* cos_sin,
                   long long table_stride, long long table_rows, ELEMENT* q_out,
                   long long q_out_token_stride, long long q_out_head_stride, ELEMENT* k_out,
@@ -156,11 +156,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
 
   const char* rope_key = reinterpret_cast<const char*>(k_pe) + token * k_pe_stride;
   if (blockIdx.y == 0) {
-    const PagedRows paged = {reinterpret_cast<char*>(cache), page_stride, row_stride, block_size,
-                             capacity};
-    insert_row<ELEMENT, LATENT, ROPE, VECTOR, TABLE_VECTOR, THREADS>(
+    const PagedRows paged = {cache, page_stride, row_stride, block_size, capacity};
+    insert_row<ELEMENT, FORMAT, POW2, LATENT, ROPE, VECTOR, CACHE_VECTOR, TABLE_VECTOR, THREADS>(
         reinterpret_cast<const char*>(kv_c) + token * kv_c_stride, rope_key, table,
-        positions == nullptr ? 0 : __ldg(position), row_of(paged, __ldg(slot_mapping + token)));
+        positions == nullptr ? 0 : __ldg(position), row_of(paged, __ldg(slot_mapping + token)),
+        k_scale);
   }
   write_keys(reinterpret_cast<const char*>(k_nope) + token * k_nope_token_stride +
                  first_head * k_nope_head_stride,
