@@ -1,18 +1,20 @@
 """Device functions for Numba kernels: cache rows in words, by a group of threads a row.
 
 Arrays come as words of `elements` values, a packed cache as words of as many codes. Where a format
-has scales of its own, a kernel lets all its threads meet twice, around what they share:
+has scales of its own, a kernel lets all its threads meet twice:
 
     if scales:
-        measure(peaks, place, lane, group, token, rows, table)
+        peaks = cuda.shared.array((groups of a block, scales, lanes), np.uint32)[group]
+        measure(peaks, place, lane, token, rows, table)
         cuda.syncthreads()
-        settle(peaks, lane, group)
+        settle(peaks, lane)
         cuda.syncthreads()
-    write(peaks, cache, place, lane, group, token, rows, table)
+        write(cache, place, lane, token, rows, table, peaks)
+    else:
+        write(cache, place, lane, token, rows, table)
 
-with `peaks = cuda.shared.array((groups of a block, max(1, scales), lanes), np.uint32)`, and
-`place`, `rows` and `table` as `numba_cache_rows.item_writer` has them. (Barriers and shared memory
-stand in kernels, since older simulators lose them in device functions of other modules.)
+`place`, `rows` and `table` are as `numba_cache_rows.item_writer` has them. (Barriers and shared
+memory stand in kernels, since older simulators lose them in device functions of other modules.)
 """
 
 from __future__ import annotations
@@ -88,21 +90,21 @@ def _measure(row: RowWords) -> Any:
     words_a_scale = _words_a_scale(row)
 
     @cuda.jit(device=True)
-    def measure(peaks, place, lane, group, token, rows, table):
+    def measure(peaks, place, lane, token, rows, table):
         kv_c, k_pe, _ = rows
         for number in range(scales):
-            peaks[group, number, lane] = 0
+            peaks[number, lane] = 0
         if place[0] < 0:
             return
         for i in range(lane, kv_c.shape[1], lanes):
             number = i // words_a_scale
-            most = peaks[group, number, lane]
-            peaks[group, number, lane] = latent_peak(kv_c[token, i], most)
+            most = peaks[number, lane]
+            peaks[number, lane] = latent_peak(kv_c[token, i], most)
         if scaled_key:
             most = np.uint32(0)
             for i in range(lane, k_pe.shape[1], lanes):
                 most = key_peak(k_pe[token, i], most, i, token, table)
-            peaks[group, 1, lane] = most
+            peaks[1, lane] = most
 
     return measure
 
@@ -125,12 +127,12 @@ def _settle(scales: int, lanes: int) -> Any:
     """The largest of a group's peaks, for each scale, to lane 0's place."""
 
     @cuda.jit(device=True)
-    def settle(peaks, lane, group):
+    def settle(peaks, lane):
         for number in range(lane, scales, lanes):
-            most = peaks[group, number, 0]
+            most = peaks[number, 0]
             for other in range(1, lanes):
-                most = max(most, peaks[group, number, other])
-            peaks[group, number, 0] = most
+                most = max(most, peaks[number, other])
+            peaks[number, 0] = most
 
     return settle
 
@@ -141,7 +143,7 @@ def _unscaled(row: RowWords) -> Any:
     turn = word_turner(row.dtype, row.elements, code)
 
     @cuda.jit(device=True)
-    def write(peaks, cache, place, lane, group, token, rows, table):
+    def write(cache, place, lane, token, rows, table):
         block, offset = place
         if block < 0:
             return
@@ -163,19 +165,19 @@ def _scaled(row: RowWords) -> Any:
     write_key = _scaled_key(row) if row.scaled_key else _bf16_key(row)
 
     @cuda.jit(device=True)
-    def write(peaks, cache, place, lane, group, token, rows, table):
+    def write(cache, place, lane, token, rows, table, peaks):
         block, offset = place
         if block < 0:
             return
         kv_c, k_pe, _ = rows
         for number in range(lane, scales, lanes):
-            bits = scale_of(peaks[group, number, 0]).view(np.uint32)
+            bits = scale_of(peaks[number, 0]).view(np.uint32)
             put(cache, place, first_scale + pieces * number, bits)
         for i in range(lane, kv_c.shape[1], lanes):
-            scale = scale_of(peaks[group, i // words_a_scale, 0])
+            scale = scale_of(peaks[i // words_a_scale, 0])
             cache[block, offset, i] = copy(kv_c[token, i], scale)
         for i in range(lane, k_pe.shape[1], lanes):
-            write_key(cache, place, k_pe[token, i], peaks, group, i, token, table)
+            write_key(cache, place, k_pe[token, i], peaks, i, token, table)
 
     return write
 
@@ -185,9 +187,9 @@ def _scaled_key(row: RowWords) -> Any:
     first, scale_of = row.places()["k_pe"], scaler(row.fmt, None)
 
     @cuda.jit(device=True)
-    def write_key(cache, place, word, peaks, group, i, token, table):
+    def write_key(cache, place, word, peaks, i, token, table):
         block, offset = place
-        scale = scale_of(peaks[group, 1, 0])
+        scale = scale_of(peaks[1, 0])
         cache[block, offset, first + i] = turn(word, scale, i, token, table)
 
     return write_key
@@ -199,7 +201,7 @@ def _bf16_key(row: RowWords) -> Any:
     pieces = 4 // row.unit
 
     @cuda.jit(device=True)
-    def write_key(cache, place, word, peaks, group, i, token, table):
+    def write_key(cache, place, word, peaks, i, token, table):
         for number in range(pairs):
             x, y = pair_of(word, number, i, token, table)
             put(cache, place, first + pieces * (i * pairs + number), join(x, y))

@@ -13,6 +13,7 @@ from sandbox.kernels.concat_insert import concat_insert_decode
 from sandbox.kernels.concat_insert.numba_rows import (
     elements_a_word,
     in_words,
+    lanes_for,
     row_arrays_in_words,
     row_words,
     torn_pairs,
@@ -28,7 +29,7 @@ from sandbox.kernels.numba_columns import (
 )
 from sandbox.kernels.numba_target import cuda
 
-LANES, WARPS = 32, 4
+GROUPS = 4
 
 
 @functools.cache
@@ -37,7 +38,8 @@ def _kernel(row: RowWords, coded: bool) -> Any:
     copy = word_copier(row.dtype, row.elements, code)
     turn = word_turner(row.dtype, row.elements, code)
     find, (measure, settle, write) = row_finder(), row_writer(row)
-    scales, shared = row.scales, (1, max(1, row.scales), row.lanes)
+    lanes = row.lanes // GROUPS
+    scales, shared = row.scales, (row.scales, row.lanes)
 
     @cuda.jit
     def decode_vector(
@@ -53,26 +55,28 @@ def _kernel(row: RowWords, coded: bool) -> Any:
         positions,
         cos_sin,
     ):
-        peaks = cuda.shared.array(shared, np.uint32)
-        token, lane, warp = cuda.blockIdx.x, cuda.threadIdx.x, cuda.threadIdx.y
+        token, lane, group = cuda.blockIdx.x, cuda.threadIdx.x, cuda.threadIdx.y
         latent, table = kv_c.shape[1], (positions, cos_sin)
         if cuda.blockIdx.y > 0:
-            head, scale = (cuda.blockIdx.y - 1) * WARPS + warp, invert(q_descale)
+            head, scale = (cuda.blockIdx.y - 1) * GROUPS + group, invert(q_descale)
             if head < q_out.shape[1]:
-                for i in range(lane, latent, LANES):
+                for i in range(lane, latent, lanes):
                     q_out[token, head, i] = copy(ql_nope[token, head, i], scale)
-                for i in range(lane, k_pe.shape[1], LANES):
+                for i in range(lane, k_pe.shape[1], lanes):
                     query = turn(q_pe[token, head, i], scale, i, token, table)
                     q_out[token, head, latent + i] = query
         else:
             place, rows = find(token, slot_mapping, cache), (kv_c, k_pe, k_scale)
-            thread = warp * LANES + lane
+            thread = group * lanes + lane
             if scales:
-                measure(peaks, place, thread, 0, token, rows, table)
+                peaks = cuda.shared.array(shared, np.uint32)
+                measure(peaks, place, thread, token, rows, table)
                 cuda.syncthreads()
-                settle(peaks, thread, 0)
+                settle(peaks, thread)
                 cuda.syncthreads()
-            write(peaks, cache, place, thread, 0, token, rows, table)
+                write(cache, place, thread, token, rows, table, peaks)
+            else:
+                write(cache, place, thread, token, rows, table)
 
     return decode_vector
 
@@ -95,11 +99,12 @@ def _supports(**arguments: Any) -> str | None:
 def numba_vector(**arguments: Any) -> None:
     """A warp a head in 8-byte words, pairs rotated inside the word; a block a cache row."""
     q_out, elements = arguments["q_out"], _elements(arguments)
-    row = row_words(elements, LANES * WARPS, **arguments)
+    lanes = lanes_for(arguments["kv_c"].shape[1], elements)
+    row = row_words(elements, lanes * GROUPS, **arguments)
     numba_target.launch(
         _kernel(row, arguments["q_descale"] is not None),
-        (arguments["slot_mapping"].shape[0], 1 + -(-q_out.shape[1] // WARPS)),
-        (LANES, WARPS),
+        (arguments["slot_mapping"].shape[0], 1 + -(-q_out.shape[1] // GROUPS)),
+        (lanes, GROUPS),
         *(in_words(arguments[name], elements) for name in ("ql_nope", "q_pe", "q_out")),
         array_or_empty(arguments["q_descale"], q_out),
         *row_arrays_in_words(row, **arguments),

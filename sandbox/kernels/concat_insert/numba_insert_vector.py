@@ -11,6 +11,7 @@ from sandbox.kernels import numba_target
 from sandbox.kernels.concat_insert import concat_insert
 from sandbox.kernels.concat_insert.numba_rows import (
     elements_a_word,
+    lanes_for,
     row_arrays_in_words,
     row_words,
     torn_pairs,
@@ -19,17 +20,16 @@ from sandbox.kernels.numba_cache_rows import row_finder
 from sandbox.kernels.numba_cache_words import RowWords, row_writer
 from sandbox.kernels.numba_target import cuda
 
-LANES, ROWS = 32, 4
+ROWS = 4
 
 
 @functools.cache
 def _kernel(row: RowWords) -> Any:
     find, (measure, settle, write) = row_finder(), row_writer(row)
-    scales, shared = row.scales, (ROWS, max(1, row.scales), LANES)
+    scales, shared = row.scales, (ROWS, row.scales, row.lanes)
 
     @cuda.jit
     def insert_vector(kv_c, k_pe, cache, k_scale, slot_mapping, positions, cos_sin):
-        peaks = cuda.shared.array(shared, np.uint32)
         lane, group = cuda.threadIdx.x, cuda.threadIdx.y
         token = cuda.blockIdx.x * ROWS + group
         place, rows, table = (
@@ -38,11 +38,14 @@ def _kernel(row: RowWords) -> Any:
             (positions, cos_sin),
         )
         if scales:
-            measure(peaks, place, lane, group, token, rows, table)
+            peaks = cuda.shared.array(shared, np.uint32)[group]
+            measure(peaks, place, lane, token, rows, table)
             cuda.syncthreads()
-            settle(peaks, lane, group)
+            settle(peaks, lane)
             cuda.syncthreads()
-        write(peaks, cache, place, lane, group, token, rows, table)
+            write(cache, place, lane, token, rows, table, peaks)
+        else:
+            write(cache, place, lane, token, rows, table)
 
     return insert_vector
 
@@ -58,10 +61,12 @@ def _supports(**arguments: Any) -> str | None:
 @concat_insert.variant("numba_vector", kind="numba", preference=8, supports=_supports)
 def numba_vector(**arguments: Any) -> None:
     """A warp a row, in 8-byte words where rows allow."""
-    row = row_words(_elements(arguments), LANES, **arguments)
+    elements = _elements(arguments)
+    lanes = lanes_for(arguments["kv_c"].shape[1], elements)
+    row = row_words(elements, lanes, **arguments)
     numba_target.launch(
         _kernel(row),
         -(-arguments["slot_mapping"].shape[0] // ROWS),
-        (LANES, ROWS),
+        (lanes, ROWS),
         *row_arrays_in_words(row, **arguments),
     )

@@ -14,6 +14,7 @@ from sandbox.kernels.concat_insert.launch import in_place
 from sandbox.kernels.concat_insert.numba_rows import (
     elements_a_word,
     in_words,
+    lanes_for,
     row_arrays_in_words,
     row_words,
     torn_pairs,
@@ -24,7 +25,7 @@ from sandbox.kernels.numba_cache_words import RowWords, row_writer
 from sandbox.kernels.numba_columns import inverse, product, word_copier, word_turner
 from sandbox.kernels.numba_target import cuda
 
-LANES, WARPS = 32, 4
+GROUPS = 4
 HEADS = ("q", "k_nope", "v", "q_out", "k_out", "v_out")
 DESCALES = ("q_descale", "k_descale", "v_descale")
 
@@ -35,7 +36,8 @@ def _kernel(row: RowWords, coded: bool) -> Any:
     copy = word_copier(row.dtype, row.elements, code)
     turn = word_turner(row.dtype, row.elements, code)
     find, (measure, settle, write) = row_finder(), row_writer(row)
-    scales, shared = row.scales, (1, max(1, row.scales), row.lanes)
+    lanes = row.lanes // GROUPS
+    scales, shared = row.scales, (row.scales, row.lanes)
 
     @cuda.jit
     def prefill_vector(
@@ -57,31 +59,33 @@ def _kernel(row: RowWords, coded: bool) -> Any:
         positions,
         cos_sin,
     ):
-        peaks = cuda.shared.array(shared, np.uint32)
-        token, lane, warp = cuda.blockIdx.x, cuda.threadIdx.x, cuda.threadIdx.y
+        token, lane, group = cuda.blockIdx.x, cuda.threadIdx.x, cuda.threadIdx.y
         heads, nope = k_nope.shape[1], k_nope.shape[2]
         rows, table = (kv_c, k_pe, k_scale), (positions, cos_sin)
         by_q, by_k, by_v = invert(q_descale), invert(k_descale), invert(v_descale)
-        for head in range(warp, heads, WARPS):
-            for i in range(lane, nope, LANES):
+        for head in range(group, heads, GROUPS):
+            for i in range(lane, nope, lanes):
                 k_out[token, head, i] = copy(k_nope[token, head, i], by_k)
                 if aside:
                     q_out[token, head, i] = copy(q[token, head, i], by_q)
-            for i in range(lane, v.shape[2], LANES):
+            for i in range(lane, v.shape[2], lanes):
                 v_out[token, head, i] = copy(v[token, head, i], by_v)
-        for i in range(lane, k_pe.shape[1], LANES):
+        for i in range(lane, k_pe.shape[1], lanes):
             key = turn(k_pe[token, i], by_k, i, token, table)
-            for head in range(warp, heads, WARPS):
+            for head in range(group, heads, GROUPS):
                 k_out[token, head, nope + i] = key
                 query = turn(q[token, head, nope + i], by_q, i, token, table)
                 q_out[token, head, nope + i] = query
-        place, thread = find(token, slot_mapping, cache), warp * LANES + lane
+        place, thread = find(token, slot_mapping, cache), group * lanes + lane
         if scales:
-            measure(peaks, place, thread, 0, token, rows, table)
+            peaks = cuda.shared.array(shared, np.uint32)
+            measure(peaks, place, thread, token, rows, table)
             cuda.syncthreads()
-            settle(peaks, thread, 0)
+            settle(peaks, thread)
             cuda.syncthreads()
-        write(peaks, cache, place, thread, 0, token, rows, table)
+            write(cache, place, thread, token, rows, table, peaks)
+        else:
+            write(cache, place, thread, token, rows, table)
 
     return prefill_vector
 
@@ -101,11 +105,12 @@ def _elements(arguments: dict[str, Any], coded: bool) -> int:
 
 def _launch(coded: bool, arguments: dict[str, Any]) -> None:
     elements = _elements(arguments, coded)
-    row = row_words(elements, LANES * WARPS, **arguments)
+    lanes = lanes_for(max(arguments[name].shape[2] for name in HEADS[1:3]), elements)
+    row = row_words(elements, lanes * GROUPS, **arguments)
     numba_target.launch(
         _kernel(row, coded),
         arguments["slot_mapping"].shape[0],
-        (LANES, WARPS),
+        (lanes, GROUPS),
         *(in_words(arguments[name], elements) for name in HEADS),
         *(arguments[name] for name in DESCALES),
         not in_place(arguments["q"], arguments["q_out"]),

@@ -60,6 +60,11 @@ def elements_a_word(arguments: dict[str, Any], values: list[Any], codes: list[An
     return min(elements, widest_vector(*values) // dtype.itemsize, widest_vector(*codes))
 
 
+def lanes_for(columns: int, elements: int) -> int:
+    """Threads, a warp at most, for the words of so many columns."""
+    return min(32, 1 << (columns // elements - 1).bit_length())
+
+
 def torn_pairs(arguments: dict[str, Any], elements: int, coded: bool = False) -> str | None:
     """Why words of so many values cannot be turned or coded, or None."""
     packed = coded or FORMATS[arguments["cache_format"]].packed
