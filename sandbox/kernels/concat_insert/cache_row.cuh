@@ -81,7 +81,7 @@ __device__ __forceinline__ void insert_row(const char* kv_c, const char* k_pe,
     }
   } else {
     PackedRow<Scalar, Format, Pow2, Latent, Rope, Access, CacheAccess, TableAccess, Threads> packed;
-    packed.load(kv_c, k_pe, threadIdx.x);
-    packed.store(row, table, position, k_scale, threadIdx.x);
+    packed.load(kv_c, k_pe, table, position, k_scale, threadIdx.x);
+    packed.store(row);
   }
 }

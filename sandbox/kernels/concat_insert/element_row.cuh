@@ -67,8 +67,8 @@ struct HeadCode {
   __device__ __forceinline__ explicit HeadCode(const float* descale)
       : reciprocal(1.0f / __ldg(descale)) {}
   __device__ __forceinline__ unsigned char operator()(float value) const {
-    const float scaled[1] = {value * reciprocal};
-    return pack_fp8<E4M3, 1>(scaled);
+    const float values[1] = {value};
+    return head_codes(values, reciprocal);
   }
 };
 
@@ -76,17 +76,18 @@ struct HeadCode {
 template <CacheFormat Format, bool Pow2, class Pair>
 __device__ __forceinline__ void write_group(int pairs, const Pair& pair, char* codes, char* scale_at) {
   constexpr int STEP = 2 / codes_a_byte(Format);
+  constexpr auto of = Format == FP8_DS_MLA ? finite_magnitude : magnitude;
   unsigned int amax = 0;
   for (int i = 0; i < pairs; ++i) {
     const float2 values = pair(i);
-    amax = max(amax, max(magnitude<Format>(values.x), magnitude<Format>(values.y)));
+    amax = max(amax, max(of(values.x), of(values.y)));
   }
-  const float scale = scale_of<Format, Pow2>(amax);
-  *reinterpret_cast<float*>(scale_at) = scale;
+  const Coder<Format, Pow2> coder(scale_of<Format, Pow2>(amax));
+  *reinterpret_cast<float*>(scale_at) = coder.scale;
   for (int i = 0; i < pairs; ++i) {
     const float2 both = pair(i);
     const float values[2] = {both.x, both.y};
-    const auto code = codes_of<Format, Pow2>(values, scale);
+    const auto code = coder(values);
     memcpy(codes + i * STEP, &code, STEP);
   }
 }
@@ -104,10 +105,10 @@ __device__ __forceinline__ void insert_item(int item, const Scalar* kv_c, const 
   if constexpr (Format == PLAIN) {
     source.write(reinterpret_cast<Scalar*>(row), item, table, position, HALF);
   } else if constexpr (Format == FP8_E4M3 || Format == FP8_E5M2) {
-    const float scale = __ldg(k_scale);
+    const Coder<Format, Pow2> coder(__ldg(k_scale));
     const auto code = [&](float value) {
       const float values[1] = {value};
-      return codes_of<Format, Pow2>(values, scale);
+      return coder(values);
     };
     source.write_codes(reinterpret_cast<unsigned char*>(row), item, table, position, HALF, code);
   } else {

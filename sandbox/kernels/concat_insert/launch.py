@@ -42,9 +42,16 @@ def prefill_vector(arguments: dict[str, Any]) -> int:
 
 
 def decode_vector(arguments: dict[str, Any]) -> int:
-    """The widest access that all columns of a decode allow but the cache's."""
-    names = ("ql_nope", "q_pe", "kv_c", "k_pe", "q_out")
+    """The widest access that all columns of a decode allow but the cache's and those of codes."""
+    names = ["ql_nope", "q_pe", "kv_c", "k_pe"]
+    if arguments["q_descale"] is None:
+        names.append("q_out")
     return widest_vector(*(arguments[name] for name in names))
+
+
+def code_vector(codes: Any, left: int) -> int:
+    """The widest access to codes `[..., columns]` whose columns from `left` on stand apart."""
+    return widest_vector(codes[..., :left], codes[..., left:])
 
 
 def format_macros(arguments: Mapping[str, Any]) -> dict[str, Any]:

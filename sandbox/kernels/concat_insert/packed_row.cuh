@@ -10,27 +10,27 @@ constexpr int power_in(int number, int most) {
 
 constexpr int least(int a, int b) { return a < b ? a : b; }
 
-// Values of one piece of a row, loaded in accesses of Access bytes.
-template <class Scalar, int Access> struct RowPiece {
-  Vector<Access> parts[8 * sizeof(Scalar) / Access];
+// Count values, as they were loaded in accesses of Access bytes.
+template <class Scalar, int Count, int Access> struct RowPiece {
+  static constexpr int BYTES = Count * int(sizeof(Scalar));
+  Vector<Access> parts[BYTES / Access];
 
-  template <int Count> __device__ __forceinline__ void load(const char* from) {
+  __device__ __forceinline__ void load(const char* from) {
 #pragma unroll
-    for (int i = 0; i < Count * int(sizeof(Scalar)) / Access; ++i) {
-      parts[i] = load_once<Access>(from + i * Access);
-    }
+    for (int i = 0; i < BYTES / Access; ++i) parts[i] = load_once<Access>(from + i * Access);
   }
 
-  template <int Count> __device__ __forceinline__ void floats(float (&to)[Count]) const {
+  __device__ __forceinline__ void to_floats(float (&to)[Count]) const {
     Scalar values[Count];
-    memcpy(values, parts, sizeof(values));
+    memcpy(values, parts, BYTES);
 #pragma unroll
     for (int i = 0; i < Count; ++i) to[i] = to_float(values[i]);
   }
 };
 
 // Stores a piece in accesses of Access bytes, or at once if it is smaller.
-template <int Access, class Piece> __device__ __forceinline__ void store_row(char* to, Piece piece) {
+template <int Access, class Piece>
+__device__ __forceinline__ void store_by(char* to, const Piece& piece) {
   constexpr int STEP = least(Access, sizeof(Piece));
 #pragma unroll
   for (int i = 0; i < int(sizeof(Piece)); i += STEP) {
@@ -40,8 +40,18 @@ template <int Access, class Piece> __device__ __forceinline__ void store_row(cha
   }
 }
 
-// The largest magnitude of `Lanes` neighbouring threads, all of which take part.
-template <int Lanes> __device__ __forceinline__ unsigned int largest_of(unsigned int mine) {
+// E4M3 codes of a head's values, times the reciprocal of their descale.
+template <int Count>
+__device__ __forceinline__ Vector<Count> head_codes(const float (&values)[Count],
+                                                    float reciprocal) {
+  float scaled[Count];
+#pragma unroll
+  for (int i = 0; i < Count; ++i) scaled[i] = values[i] * reciprocal;
+  return pack_fp8<E4M3, Count>(scaled);
+}
+
+// The greatest number of `Lanes` neighbouring threads, all of which take part.
+template <int Lanes> __device__ __forceinline__ unsigned int greatest_of(unsigned int mine) {
   const unsigned int lanes =
       Lanes == 32 ? 0xffffffffu : ((1u << Lanes % 32) - 1u) << (threadIdx.x & 31 & -Lanes);
 #pragma unroll
@@ -51,120 +61,151 @@ template <int Lanes> __device__ __forceinline__ unsigned int largest_of(unsigned
   return mine;
 }
 
-// `Threads` threads, whole warps, write one row: first each loads its pieces, which takes no more
-// than the addresses, then they find the scales together and store. Formats with a scale a token
-// are written by the first warp alone. Latent and key have even widths.
+template <class Magnitude, int Count>
+__device__ __forceinline__ unsigned int greatest(const float (&values)[Count], Magnitude of) {
+  unsigned int most = 0;
+#pragma unroll
+  for (int i = 0; i < Count; ++i) most = max(most, of(values[i]));
+  return most;
+}
+
+// A team of `Threads` threads, whole warps, writes one row: first each loads its pieces and the
+// angles, for which no more is needed than the addresses, then they agree on the scales and store.
+// Where a scale is that of a whole latent or key, the team is its first warp. Widths are even.
 template <class Scalar, CacheFormat Format, bool Pow2, int Latent, int Rope, int Access,
           int CacheAccess, int TableAccess, int Threads>
-struct PackedRow {
+class PackedRow {
   using Layout = RowLayout<Format, Latent, Rope>;
-  static constexpr int TEAM = scaled_per_token(Format) ? 32 : Threads;
-  static constexpr int LATENT_PIECE = power_in(Latent, 8);  // values of a piece
-  static constexpr int KEY_PIECE = power_in(Rope, 8);
-  static constexpr int LATENT_STEP = LATENT_PIECE / Layout::CODES_A_BYTE;  // of a piece in the row
-  static constexpr int KEY_STEP = Layout::TILED ? 2 * KEY_PIECE : KEY_PIECE / Layout::CODES_A_BYTE;
-  static constexpr int LATENTS = Latent / LATENT_PIECE;
-  static constexpr int ITEMS = LATENTS + Rope / KEY_PIECE;
-  static constexpr int PIECES = (ITEMS + TEAM - 1) / TEAM;
+  static constexpr bool PER_TOKEN = scaled_per_token(Format);
+  static constexpr bool PER_TENSOR = !PER_TOKEN && Format != FP8_DS_MLA;
+  static constexpr int WORKERS = PER_TOKEN ? 32 : Threads;
+  static constexpr int WIDTH = power_in(Latent, 8);  // values of a piece
+  static constexpr int KEY_WIDTH = power_in(Rope, 8);
+  static constexpr int LATENTS = Latent / WIDTH;  // pieces of the row
+  static constexpr int KEYS = Rope / KEY_WIDTH;
+  static constexpr int MINE = (LATENTS + WORKERS - 1) / WORKERS;  // pieces of a thread, at most
+  static constexpr int MY_KEYS = KEYS > 0 ? (KEYS + WORKERS - 1) / WORKERS : 1;
   static constexpr int KEY_ACCESS = least(CacheAccess, power_in(Layout::KEY, 16));
-  static_assert(Threads % 32 == 0 && LATENT_PIECE > 1 && KEY_PIECE > 1, "whole warps, whole pairs");
+  static_assert(Threads % 32 == 0 && WIDTH > 1 && KEY_WIDTH > 1, "whole warps, whole pairs");
 
-  RowPiece<Scalar, Access> pieces[PIECES];
+  using Code = Coder<Format, Pow2>;
+  using Turn = Angles<KEY_WIDTH / 2>;
 
-  __device__ __forceinline__ void load(const char* kv_c, const char* k_pe, int thread) {
+  RowPiece<Scalar, WIDTH, Access> latents[MINE];
+  RowPiece<Scalar, KEY_WIDTH, Access> keys[MY_KEYS];
+  Turn angles[MY_KEYS];
+  float tensor_scale;
+  bool rotated;
+  int thread;
+
+ public:
+  __device__ __forceinline__ void load(const char* kv_c, const char* k_pe, const RopeTable& table,
+                                       long long position, const float* k_scale, int which) {
+    thread = which;
+    rotated = table.rows != nullptr;
+    if (thread >= WORKERS) return;
+    if constexpr (PER_TENSOR) tensor_scale = __ldg(k_scale);
 #pragma unroll
-    for (int i = 0; i < PIECES; ++i) {
-      const int item = thread + TEAM * i;
-      if (item < LATENTS) {
-        pieces[i].template load<LATENT_PIECE>(kv_c + item * (LATENT_PIECE * int(sizeof(Scalar))));
-      } else if (item < ITEMS && thread < TEAM) {
-        pieces[i].template load<KEY_PIECE>(k_pe + (item - LATENTS) * (KEY_PIECE * int(sizeof(Scalar))));
+    for (int i = 0; i < MINE; ++i) {
+      if (piece(i) < LATENTS) latents[i].load(kv_c + piece(i) * latents[i].BYTES);
+    }
+#pragma unroll
+    for (int i = 0; i < MY_KEYS; ++i) {
+      if (key(i) < KEYS) keys[i].load(k_pe + key(i) * keys[i].BYTES);
+    }
+#pragma unroll
+    for (int i = 0; i < MY_KEYS; ++i) {
+      if (rotated && key(i) < KEYS) {
+        angles[i] = angles_at<KEY_WIDTH / 2, least(TableAccess, 2 * KEY_WIDTH)>(
+            table, position, Rope / 2, key(i) * (KEY_WIDTH / 2));
       }
     }
   }
 
-  __device__ __forceinline__ void store(char* row, const RopeTable& table, long long position,
-                                        const float* k_scale, int thread) const {
-    if (thread >= TEAM) return;
-    float latent_scale = 1.0f, key_scale = 1.0f;
-    if constexpr (scaled_per_token(Format)) {
-      scales_of_token(row, table, position, thread, latent_scale, key_scale);
-    } else if constexpr (Format != FP8_DS_MLA) {
-      latent_scale = key_scale = __ldg(k_scale);
-    }
+  __device__ __forceinline__ void store(char* row) const {
+    if (thread >= WORKERS) return;
+    float* scales = reinterpret_cast<float*>(row + Layout::SCALES);
+    float values[MINE][WIDTH], key_values[MY_KEYS][KEY_WIDTH];
 #pragma unroll
-    for (int i = 0; i < PIECES; ++i) {
-      const int item = thread + TEAM * i;
-      if (item < LATENTS) {
-        float values[LATENT_PIECE];
-        pieces[i].floats(values);
-        if constexpr (Format == FP8_DS_MLA) {
-          latent_scale = scale_of<Format, Pow2>(largest_of<DS_MLA_TILE / LATENT_PIECE>(largest(values)));
-          if (item % (DS_MLA_TILE / LATENT_PIECE) == 0) {
-            float* scales = reinterpret_cast<float*>(row + Layout::SCALES);
-            __stcs(scales + item / (DS_MLA_TILE / LATENT_PIECE), latent_scale);
-          }
-        }
-        store_row<CacheAccess>(row + item * LATENT_STEP,
-                               codes_of<Format, Pow2>(values, latent_scale));
-      } else if (item < ITEMS) {
-        const int piece = item - LATENTS;
-        float values[KEY_PIECE];
-        key_values(i, piece, table, position, values);
-        char* to = row + Layout::KEY + piece * KEY_STEP;
-        if constexpr (Format == FP8_DS_MLA) {
-          store_row<KEY_ACCESS>(to, pack<__nv_bfloat16, 2 * KEY_PIECE>(values));
-        } else {
-          store_row<KEY_ACCESS>(to, codes_of<Format, Pow2>(values, key_scale));
-        }
+    for (int i = 0; i < MINE; ++i) latents[i].to_floats(values[i]);
+#pragma unroll
+    for (int i = 0; i < MY_KEYS; ++i) turn(i, key_values[i]);
+    if constexpr (PER_TOKEN) {
+      unsigned int amax = 0, key_amax = 0;
+#pragma unroll
+      for (int i = 0; i < MINE; ++i) {
+        if (piece(i) < LATENTS) amax = max(amax, greatest(values[i], magnitude));
       }
+#pragma unroll
+      for (int i = 0; i < MY_KEYS; ++i) {
+        if (key(i) < KEYS) key_amax = max(key_amax, greatest(key_values[i], magnitude));
+      }
+      const Code code(scale_of<Format, Pow2>(greatest_of<32>(amax)));
+      const Code key_code(scale_of<Format, Pow2>(greatest_of<32>(key_amax)));
+      if (thread == 0) {
+        __stcs(scales, code.scale);
+        __stcs(scales + 1, key_code.scale);
+      }
+      store_latents(row, values, code);
+      store_keys(row, key_values, key_code);
+    } else if constexpr (PER_TENSOR) {
+      const Code code(tensor_scale);
+      store_latents(row, values, code);
+      store_keys(row, key_values, code);
+    } else {
+      store_tiles(row, scales, values);
+      store_keys(row, key_values, [](const float(&from)[KEY_WIDTH]) {
+        return pack<__nv_bfloat16, 2 * KEY_WIDTH>(from);
+      });
     }
   }
 
  private:
-  template <int Count>
-  static __device__ __forceinline__ unsigned int largest(const float (&values)[Count]) {
-    unsigned int amax = 0;
-#pragma unroll
-    for (int i = 0; i < Count; ++i) amax = max(amax, magnitude<Format>(values[i]));
-    return amax;
+  __device__ __forceinline__ int piece(int i) const { return thread + WORKERS * i; }
+
+  // Keys begin where the latents leave threads with less to do.
+  __device__ __forceinline__ int key(int i) const {
+    return (thread + WORKERS - LATENTS % WORKERS) % WORKERS + WORKERS * i;
   }
 
-  __device__ __forceinline__ void key_values(int i, int piece, const RopeTable& table,
-                                             long long position, float (&values)[KEY_PIECE]) const {
-    pieces[i].floats(values);
-    if (table.rows == nullptr) return;
-    const auto angles = angles_at<KEY_PIECE / 2, least(TableAccess, 2 * KEY_PIECE)>(table, position, Rope / 2,
-                                                                        piece * (KEY_PIECE / 2));
+  __device__ __forceinline__ void turn(int i, float (&to)[KEY_WIDTH]) const {
+    keys[i].to_floats(to);
+    if (rotated) rotate_pairs(to, angles[i]);
+  }
+
+  __device__ __forceinline__ void store_latents(char* row, const float (&values)[MINE][WIDTH],
+                                                const Code& code) const {
 #pragma unroll
-    for (int pair = 0; pair < KEY_PIECE / 2; ++pair) {
-      rotate_pair(values[2 * pair], values[2 * pair + 1], angles.cosine[pair], angles.sine[pair]);
+    for (int i = 0; i < MINE; ++i) {
+      const auto codes = code(values[i]);
+      if (piece(i) < LATENTS) store_by<CacheAccess>(row + piece(i) * int(sizeof(codes)), codes);
     }
   }
 
-  __device__ __forceinline__ void scales_of_token(char* row, const RopeTable& table,
-                                                  long long position, int lane,
-                                                  float& latent_scale, float& key_scale) const {
-    unsigned int latent = 0, key = 0;
+  template <class Encode>
+  __device__ __forceinline__ void store_keys(char* row,
+                                             const float (&values)[MY_KEYS][KEY_WIDTH],
+                                             const Encode& encode) const {
 #pragma unroll
-    for (int i = 0; i < PIECES; ++i) {
-      const int item = lane + TEAM * i;
-      if (item < LATENTS) {
-        float values[LATENT_PIECE];
-        pieces[i].floats(values);
-        latent = max(latent, largest(values));
-      } else if (item < ITEMS) {
-        float values[KEY_PIECE];
-        key_values(i, item - LATENTS, table, position, values);
-        key = max(key, largest(values));
+    for (int i = 0; i < MY_KEYS; ++i) {
+      if (key(i) < KEYS) {
+        const auto bits = encode(values[i]);
+        store_by<KEY_ACCESS>(row + Layout::KEY + key(i) * int(sizeof(bits)), bits);
       }
     }
-    latent_scale = scale_of<Format, Pow2>(largest_of<32>(latent));
-    key_scale = scale_of<Format, Pow2>(largest_of<32>(key));
-    if (lane == 0) {
-      float* scales = reinterpret_cast<float*>(row + Layout::SCALES);
-      __stcs(scales, latent_scale);
-      __stcs(scales + 1, key_scale);
+  }
+
+  __device__ __forceinline__ void store_tiles(char* row, float* scales,
+                                              const float (&values)[MINE][WIDTH]) const {
+    constexpr int LANES = DS_MLA_TILE / WIDTH;
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      if (piece(i) >= LATENTS) continue;
+      unsigned int amax = greatest_of<LANES>(greatest(values[i], magnitude));
+      if (amax >= INFINITE) amax = greatest_of<LANES>(greatest(values[i], finite_magnitude));
+      const Code code(scale_of<Format, Pow2>(amax));
+      if (piece(i) % LANES == 0) __stcs(scales + piece(i) / LANES, code.scale);
+      store_by<CacheAccess>(row + piece(i) * WIDTH, code(values[i]));
     }
   }
 };

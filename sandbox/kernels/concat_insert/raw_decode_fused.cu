@@ -13,8 +13,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                  int block_size, long long capacity, const float* __restrict__ k_scale,
                  const long long* __restrict__ slot_mapping,
                  const long long* __restrict__ positions, const float* __restrict__ cos_sin,
-                 long long table_stride, long long table_rows, ELEMENT* __restrict__ q_out,
-                 long long q_out_token_stride, long long q_out_head_stride) {
+                 long long table_stride, long long table_rows, void* __restrict__ q_out,
+                 long long q_out_token_stride, long long q_out_head_stride,
+                 const float* __restrict__ q_descale) {
   wait_for_previous_kernel();
   constexpr int SIZE = int(sizeof(ELEMENT));
   constexpr int PIECE = piece_bytes(VECTOR, SIZE);
@@ -38,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                         first_head * ql_nope_head_stride;
   const char* ropes = reinterpret_cast<const char*>(q_pe) + token * q_pe_token_stride +
                       first_head * q_pe_head_stride;
-  char* to = reinterpret_cast<char*>(q_out) + token * q_out_token_stride +
+  char* to = static_cast<char*>(q_out) + token * q_out_token_stride +
              first_head * q_out_head_stride;
 #pragma unroll 1
   for (int first = threadIdx.x; first < heads * ITEMS; first += THREADS * IN_FLIGHT) {
@@ -59,6 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
       }
     }
+    const float factor = FP8_QUERY ? 1.0f / __ldg(q_descale) : 1.0f;
 #pragma unroll
     for (int i = 0; i < IN_FLIGHT; ++i) {
       const int item = first + THREADS * i;
@@ -69,15 +71,28 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (column < LATENTS) {
           Vector<VECTOR> part;
           memcpy(&part, values + i, VECTOR);
-          store_once<VECTOR>(row + column * VECTOR, part);
+          if constexpr (FP8_QUERY) {
+            float numbers[VECTOR / SIZE];
+            unpack<ELEMENT, VECTOR>(part, numbers);
+            store_by<QUERY_VECTOR>(row + column * (VECTOR / SIZE), head_codes(numbers, factor));
+          } else {
+            store_once<VECTOR>(row + column * VECTOR, part);
+          }
         } else {
           const int piece = column - LATENTS;
+          float numbers[2 * PAIRS];
+          unpack<ELEMENT, PIECE>(values[i], numbers);
           if (cos_sin != nullptr) {
-            values[i] = rotate<ELEMENT, PIECE>(
-                values[i],
-                angles_at<PAIRS, TABLE_VECTOR>(table, position, ROPE / 2, piece * PAIRS));
+            rotate_pairs(numbers, angles_at<PAIRS, TABLE_VECTOR>(table, position, ROPE / 2,
+                                                                 piece * PAIRS));
           }
-          store_piece<PIECE, VECTOR>(row + LATENT * SIZE + piece * PIECE, values[i]);
+          if constexpr (FP8_QUERY) {
+            store_by<QUERY_VECTOR>(row + LATENT + piece * (2 * PAIRS),
+                                   head_codes(numbers, factor));
+          } else {
+            const auto turned = cos_sin == nullptr ? values[i] : pack<ELEMENT, PIECE>(numbers);
+            store_piece<PIECE, VECTOR>(row + LATENT * SIZE + piece * PIECE, turned);
+          }
         }
       }
     }

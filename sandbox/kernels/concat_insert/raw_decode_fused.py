@@ -3,6 +3,7 @@ from typing import Any
 
 from sandbox.kernels.concat_insert import concat_insert_decode
 from sandbox.kernels.concat_insert.launch import (
+    code_vector,
     decode_arguments,
     decode_vector,
     format_macros,
@@ -22,8 +23,9 @@ def raw_fused(**arguments: Any) -> None:
     """A block a few heads as one flat run of 16-byte vectors, and one a token for the cache row."""
     q_out, kv_c, k_pe = arguments["q_out"], arguments["kv_c"], arguments["k_pe"]
     tokens, heads = arguments["slot_mapping"].shape[0], q_out.shape[1]
+    fp8_query = arguments["q_descale"] is not None
     vector = decode_vector(arguments)
-    row_bytes = q_out.shape[2] * kv_c.dtype.itemsize
+    row_bytes = q_out.shape[2] * kv_c.dtype.itemsize  # as they are read
     threads = warps(-(-HEADS_A_BLOCK * row_bytes // (vector * IN_FLIGHT)))
     macros = {
         "THREADS": threads,
@@ -35,6 +37,8 @@ def raw_fused(**arguments: Any) -> None:
         "HEADS": heads,
         "ROPE": k_pe.shape[1],
         "LATENT": kv_c.shape[1],
+        "FP8_QUERY": fp8_query,
+        "QUERY_VECTOR": code_vector(q_out, kv_c.shape[1]) if fp8_query else vector,
         **format_macros(arguments),
     }
     grid = (tokens, 1 + -(-heads // HEADS_A_BLOCK))

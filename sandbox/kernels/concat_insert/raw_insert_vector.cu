@@ -8,10 +8,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     insert_vector(const char* __restrict__ kv_c, long long kv_c_stride,
                   const char* __restrict__ k_pe, long long k_pe_stride, char* __restrict__ cache,
                   long long page_stride, long long row_stride, int block_size, long long capacity,
-                  const long long* __restrict__ slot_mapping, long long tokens) {
+                  const float* k_scale, const long long* __restrict__ slot_mapping,
+                  long long tokens) {
   wait_for_previous_kernel();
-  constexpr int LATENTS = LATENT_BYTES / VECTOR;
-  constexpr int VECTORS = LATENTS + ROPE_BYTES / VECTOR;
+  constexpr int LATENTS = KV_C_BYTES / VECTOR;
+  constexpr int VECTORS = LATENTS + K_PE_BYTES / VECTOR;
   __shared__ char* rows[ROWS];
   const long long first_token = blockIdx.x * (long long)ROWS;
   const int here = tokens - first_token < ROWS ? (int)(tokens - first_token) : ROWS;

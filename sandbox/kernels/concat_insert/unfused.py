@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sandbox.kernels.concat_insert.launch import table_arguments, table_vector, widest_vector
+from sandbox.cache_formats import FORMATS, Widths
+from sandbox.kernels.concat_insert.launch import (
+    format_macros,
+    table_arguments,
+    table_vector,
+    torn_pairs,
+    widest_vector,
+)
+from sandbox.kernels.concat_insert.raw_insert_vector import raw_vector
 from sandbox.kernels.cuda import CudaKernel
 
 COPY = CudaKernel(Path(__file__).with_name("unfused_copy.cu"), "copy_columns")
 ROPE = CudaKernel(Path(__file__).with_name("unfused_rope.cu"), "rope_columns")
 THREADS = 256
+PLAIN_ROW = {"FORMAT": "PLAIN"}
 
 
 def copy_columns(source: Any, target: Any) -> None:
@@ -29,45 +39,80 @@ def rope_columns(source: Any, target: Any, positions: Any, cos_sin: Any) -> None
     """Rotate `[T, N, R]` into target, or copy it without positions; source may have one head."""
     if positions is None:
         copy_columns(source, target)
-        return
-    strides = target.strides[:2]
-    _rope(source, target, target.shape, strides, positions, cos_sin, None, (1, 0))
+    else:
+        _rope(source, target, target.strides[:2], positions, cos_sin)
 
 
-def rope_cached(k_pe: Any, cache: Any, slot_mapping: Any, positions: Any, cos_sin: Any) -> None:
-    """Rotate `[T, R]` into the last columns of the cache's rows; nothing without positions."""
-    if positions is None:
+def quantise_columns(
+    source: Any, target: Any, descale: Any, positions: Any = None, cos_sin: Any = None
+) -> None:
+    """E4M3 codes of `[T, N, columns]`, an even number of them, rotated first with positions."""
+    _rope(source, target, target.strides[:2], positions, cos_sin, scale=descale, fp8_query=True)
+
+
+def insert_rotated(arguments: Mapping[str, Any]) -> None:
+    """Two launches: insert the rows as they are, then rotate k_pe into its columns of them."""
+    names = ("kv_c", "k_pe", "cache", "slot_mapping", "cache_format", "k_scale", "tile_scale")
+    raw_vector(**{name: arguments[name] for name in names})
+    if arguments["positions"] is None:
         return
+    k_pe, cache, slots = arguments["k_pe"], arguments["cache"], arguments["slot_mapping"]
+    widths = Widths(arguments["kv_c"].shape[1], k_pe.shape[1])
+    key = FORMATS[arguments["cache_format"]].fields(widths)["k_pe"]
+    first, size = (n // cache.dtype.itemsize for n in (key.offset, key.nbytes))
+    target = cache[..., first : first + size]
     num_blocks, block_size, _ = cache.shape
-    target = cache[..., cache.shape[2] - k_pe.shape[1] :]
-    shape = (slot_mapping.shape[0], 1, k_pe.shape[1])
-    place = (block_size, num_blocks * block_size)
-    source = k_pe[:, None]
-    _rope(source, target, shape, cache.strides[:2], positions, cos_sin, slot_mapping, place)
+    _rope(
+        k_pe[: slots.shape[0], None],
+        target,
+        target.strides[:2],
+        arguments["positions"],
+        arguments["cos_sin"],
+        scale=arguments["k_scale"],
+        slots=(slots, block_size, num_blocks * block_size),
+        row=format_macros(arguments),
+    )
+
+
+def apart_refuses(cache_format: str, positions: Any, **arguments: Any) -> str | None:
+    """Why rows of this format cannot be inserted first and their keys rotated after that."""
+    if positions is not None and cache_format.endswith("_per_token"):
+        return (
+            f"{cache_format} has a scale of the whole rotated key: rotating it apart would "
+            "round it twice"
+        )
+    return torn_pairs(cache_format=cache_format, **arguments)
 
 
 def _rope(
     source: Any,
     target: Any,
-    shape: tuple[int, int, int],
     strides: tuple[int, int],
     positions: Any,
     cos_sin: Any,
-    slot_mapping: Any,
-    place: tuple[int, int],
+    *,
+    scale: Any = None,
+    fp8_query: bool = False,
+    slots: tuple[Any, int, int] = (None, 1, 0),
+    row: Mapping[str, Any] = PLAIN_ROW,
 ) -> None:
-    tokens, heads, width = shape
-    vector = widest_vector(source, target)
+    tokens, _, width = source.shape
+    vector = widest_vector(source)
     macros = {
         "THREADS": THREADS,
         "VECTOR": vector,
-        "TABLE_VECTOR": table_vector(cos_sin, vector, target.dtype),
-        "ELEMENT": target.dtype,
-        "HEADS": heads,
+        "TARGET_VECTOR": widest_vector(target),
+        "TARGET_BYTES": target.shape[2] * target.dtype.itemsize,
+        "TABLE_VECTOR": table_vector(cos_sin, vector, source.dtype),
+        "ELEMENT": source.dtype,
+        "HEADS": 1 if slots[0] is not None else target.shape[1],
         "ROPE": width,
+        "FP8_QUERY": fp8_query,
+        "FORMAT": row["FORMAT"],
     }
-    arguments = (*_heads(source), positions, *table_arguments(cos_sin), target, *strides)
-    ROPE(tokens, THREADS, *arguments, slot_mapping, *place, macros=macros)
+    place = (target, *strides, scale, *slots)
+    table = (positions, *table_arguments(cos_sin))
+    ROPE(tokens * (width > 0), THREADS, *_heads(source), *table, *place, macros=macros)
 
 
 def _heads(array: Any) -> tuple[Any, int, int]:

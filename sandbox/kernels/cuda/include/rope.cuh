@@ -47,14 +47,20 @@ __device__ __forceinline__ void rotate_pair(float& even, float& odd, float cosin
   odd = fmaf(x, sine, y * cosine);
 }
 
+template <int Count>
+__device__ __forceinline__ void rotate_pairs(float (&values)[Count],
+                                             const Angles<Count / 2>& angles) {
+#pragma unroll
+  for (int i = 0; i < Count / 2; ++i) {
+    rotate_pair(values[2 * i], values[2 * i + 1], angles.cosine[i], angles.sine[i]);
+  }
+}
+
 template <class Scalar, int BYTES>
 __device__ __forceinline__ Vector<BYTES> rotate(
     const Vector<BYTES>& from, const Angles<BYTES / int(sizeof(Scalar)) / 2>& angles) {
   float values[BYTES / sizeof(Scalar)];
   unpack<Scalar, BYTES>(from, values);
-#pragma unroll
-  for (int i = 0; i < BYTES / int(sizeof(Scalar)) / 2; ++i) {
-    rotate_pair(values[2 * i], values[2 * i + 1], angles.cosine[i], angles.sine[i]);
-  }
+  rotate_pairs(values, angles);
   return pack<Scalar, BYTES>(values);
 }
