@@ -6,8 +6,7 @@
 constexpr int NOPES = NOPE / COUNT;
 constexpr int KEYS = NOPES + ROPE / COUNT;
 constexpr int ITEMS = KEYS + VALUE / COUNT;  // of a head, keys first
-constexpr int LANES = ITEMS < THREADS ? ITEMS : THREADS;
-constexpr int STRIDE = COUNT * int(sizeof(ELEMENT));  // bytes from item to item
+constexpr int BYTES = COUNT * int(sizeof(ELEMENT));  // of an item, before it is coded
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     concat_fp8_vector(const char* k_nope, long long k_nope_token_stride,
@@ -26,24 +25,22 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   v += token * v_token_stride + first_head * v_head_stride;
   k_out += token * k_out_token_stride + first_head * k_out_head_stride;
   v_out += token * v_out_token_stride + first_head * v_out_head_stride;
-  const HeadWalk walk = walk_of<LANES, THREADS>(heads);
-#pragma unroll 1
-  for (int item = threadIdx.x % LANES; item < ITEMS; item += LANES) {
+  walk_items<ITEMS, THREADS>(heads, [&](int item, const HeadWalk& walk) {
     HeadColumns columns;
     if (item < KEYS) {
       const bool shared = item >= NOPES;
-      columns.from = shared ? k_pe + (item - NOPES) * STRIDE : k_nope + item * STRIDE;
+      columns.from = shared ? k_pe + (item - NOPES) * BYTES : k_nope + item * BYTES;
       columns.from_stride = shared ? 0 : k_nope_head_stride;
       columns.to = k_out + item * COUNT;
       columns.to_stride = k_out_head_stride;
       columns.descale = k_descale;
     } else {
-      columns.from = v + (item - KEYS) * STRIDE;
+      columns.from = v + (item - KEYS) * BYTES;
       columns.from_stride = v_head_stride;
       columns.to = v_out + (item - KEYS) * COUNT;
       columns.to_stride = v_out_head_stride;
       columns.descale = v_descale;
     }
     quantise_heads<ELEMENT, COUNT, IN_FLIGHT>(columns, walk, AsTheyAre());
-  }
+  });
 }

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from sandbox.kernels.concat_insert.launch import widest_vector
+from sandbox.kernels.concat_insert.launch import (
+    insert_arguments,
+    table_arguments,
+    widest_vector,
+)
 
 ENOUGH_BLOCKS = 512
 """Fewer tokens than this are split by heads, so that all of a large GPU has work."""
@@ -31,3 +36,11 @@ def codes_a_store(sources: list[Any], targets: list[Any], most: int) -> int:
     item, vector = sources[0].dtype.itemsize, widest_vector(*sources)
     codes = min(most, widest_vector(*targets))
     return codes if vector >= min(16, codes * item) else vector // item
+
+
+def prefill_fp8_arguments(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+    sources = [part for name in ("q", "k_nope", "v") for part in place(arguments[name])]
+    targets = [part for name in ("q_out", "k_out", "v_out") for part in place(arguments[name])]
+    descales = [arguments[name] for name in ("q_descale", "k_descale", "v_descale")]
+    rotation = (arguments["positions"], *table_arguments(arguments["cos_sin"]))
+    return (*sources, *insert_arguments(arguments), *rotation, *descales, *targets)

@@ -5,6 +5,7 @@
 // before the angles are known.
 #include "cache_row.cuh"
 #include "overlap.cuh"
+#include "residency.cuh"
 
 constexpr int SIZE = int(sizeof(ELEMENT));
 constexpr int PIECE = piece_bytes(VECTOR, SIZE);
@@ -119,13 +120,7 @@ __device__ __forceinline__ void write_keys(const char* k_nope, long long k_nope_
   }
 }
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-#define RESIDENT_BLOCKS BLOCKS_PER_SM
-#else  // the registers this leaves were weighed for Hopper; others spill
-#define RESIDENT_BLOCKS 1
-#endif
-
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks(BLOCKS_PER_SM))
     prefill_fused(const ELEMENT* q, long long q_token_stride, long long q_head_stride,
                   const ELEMENT* k_nope, long long k_nope_token_stride,
                   long long k_nope_head_stride, const ELEMENT* kv_c, long long kv_c_stride,

@@ -1,20 +1,15 @@
 // A block a token turns its heads into codes.
 #include "fp8_heads.cuh"
 
-constexpr int ITEMS = WIDTH / COUNT;
-constexpr int LANES = ITEMS < THREADS ? ITEMS : THREADS;
-
 extern "C" __global__ void __launch_bounds__(THREADS)
     quantise(const char* from, long long from_token_stride, long long from_head_stride,
              const float* descale, char* to, long long to_token_stride,
              long long to_head_stride) {
   from += blockIdx.x * from_token_stride;
   to += blockIdx.x * to_token_stride;
-  const HeadWalk walk = walk_of<LANES, THREADS>(HEADS);
-#pragma unroll 1
-  for (int item = threadIdx.x % LANES; item < ITEMS; item += LANES) {
+  walk_items<WIDTH / COUNT, THREADS>(HEADS, [&](int item, const HeadWalk& walk) {
     const HeadColumns columns = {from + item * COUNT * int(sizeof(ELEMENT)), from_head_stride,
                                  to + item * COUNT, to_head_stride, descale};
     quantise_heads<ELEMENT, COUNT, IN_FLIGHT>(columns, walk, AsTheyAre());
-  }
+  });
 }

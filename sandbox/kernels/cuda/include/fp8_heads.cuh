@@ -20,6 +20,18 @@ struct HeadWalk {
   int first, step, end;
 };
 
+// Calls visit(item, walk) for the thread's items, of Items that each head has: neighbouring threads
+// have neighbouring items, and the block takes as many heads at a time as it has threads for.
+template <int Items, int Threads, class Visit>
+__device__ __forceinline__ void walk_items(int heads, Visit visit) {
+  constexpr int LANES = Items < Threads ? Items : Threads;
+  constexpr int STEP = Threads / LANES;
+  if (threadIdx.x >= LANES * STEP) return;  // the rest would take heads a second time
+  const HeadWalk walk = {int(threadIdx.x) / LANES, STEP, heads};
+#pragma unroll 1
+  for (int item = threadIdx.x % LANES; item < Items; item += LANES) visit(item, walk);
+}
+
 // Count elements as they were loaded.
 template <class Scalar, int Count> struct Elements {
   static constexpr int BYTES = Count * int(sizeof(Scalar));
@@ -45,9 +57,9 @@ template <class Scalar, int Count> struct Elements {
   }
 };
 
-// What happens to columns on their way: nothing, or, in a kernel that rotates, a struct like this.
+// What happens to columns before they are coded: nothing, or what a struct like this says.
 struct AsTheyAre {
-  __device__ __forceinline__ void prepare() {}  // when the first loads are under way
+  __device__ __forceinline__ void prepare() {}  // called when the first loads are under way
   template <int Count> __device__ __forceinline__ void apply(float (&)[Count]) const {}
 };
 
@@ -88,13 +100,4 @@ __device__ __forceinline__ void quantise_heads(const HeadColumns& columns, const
       store_once<Count>(columns.to + head * columns.to_stride, codes);
     }
   }
-}
-
-// The thread's walk where Items neighbouring threads share a head; its `item` is threadIdx.x %
-// Items. Threads beyond the last whole head get an empty walk.
-template <int Lanes, int Threads>
-__device__ __forceinline__ HeadWalk walk_of(int heads) {
-  constexpr int STEP = Threads / Lanes;
-  const int first = threadIdx.x / Lanes;
-  return {first < STEP ? first : heads, STEP, heads};
 }
