@@ -14,6 +14,7 @@ def kernel_arguments(
     seq_starts: Any,
     num_tokens: int,
     out: Any,
+    **_: Any,
 ) -> tuple[Any, ...]:
     """Arguments in the order that every gather kernel declares; strides of rows in bytes."""
     num_blocks, block_size, _ = cache.shape

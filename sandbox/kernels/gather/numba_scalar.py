@@ -5,8 +5,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
+
+from sandbox.cache_formats import FORMATS, Widths
 from sandbox.kernels import numba_target
 from sandbox.kernels.gather import gather
+from sandbox.kernels.numba_cache_rows_read import copier, restorer, row_views
 from sandbox.kernels.numba_target import cuda
 
 THREADS = 128
@@ -51,20 +55,35 @@ def starts_or_none(cu_seq_lens: Any, seq_starts: Any) -> Any:
     return cu_seq_lens[:0] if seq_starts is None else seq_starts
 
 
+def moved(rows: Any, out: Any, count: int, **arguments: Any) -> tuple[Any, ...]:
+    """How words of `count` elements go from rows `[blocks, block_size, row]` to `out`: a device
+    function, the views of the rows that it takes, and `out` in words."""
+    words = out.view(np.dtype(f"u{count * out.dtype.itemsize}"))
+    if rows.dtype == out.dtype:
+        views = (rows.view(words.dtype),) * 3
+        return copier(), views, words
+    fmt, L = FORMATS[arguments["cache_format"]], arguments["kv_lora_rank"]
+    restore = restorer(fmt.name, Widths(L, out.shape[1] - L), out.dtype, count)
+    return restore, row_views(rows, fmt, count, arguments["k_scale"]), words
+
+
 @functools.cache
-def _kernel() -> Any:
+def _kernel(move: Any) -> Any:
     find = row_finder()
 
     @cuda.jit
-    def gather_scalar(cache, block_table, cu_seq_lens, seq_starts, num_tokens, out):
+    def gather_scalar(
+        codes, keys, scales, block_table, cu_seq_lens, seq_starts, num_tokens, out
+    ):
         element = cuda.grid(1)
         row = element // out.shape[1]
         if row < num_tokens:
-            block_size = cache.shape[1]
-            place = find(row, block_size, cache.shape[0], block_table, cu_seq_lens, seq_starts)
+            block_size = codes.shape[1]
+            place = find(row, block_size, codes.shape[0], block_table, cu_seq_lens, seq_starts)
             column = element % out.shape[1]
             if place >= 0:
-                out[row, column] = cache[place // block_size, place % block_size, column]
+                block, offset = place // block_size, place % block_size
+                move(codes, keys, scales, block, offset, column, out, row)
             elif place == NOT_FOUND:
                 out[row, column] = 0
 
@@ -73,11 +92,17 @@ def _kernel() -> Any:
 
 @gather.variant("numba_scalar", kind="numba", preference=5)
 def numba_scalar(
-    cache: Any, block_table: Any, cu_seq_lens: Any, seq_starts: Any, num_tokens: int, out: Any
+    cache: Any,
+    block_table: Any,
+    cu_seq_lens: Any,
+    seq_starts: Any,
+    num_tokens: int,
+    out: Any,
+    **how: Any,
 ) -> None:
     """One thread an element."""
-    blocks = -(-num_tokens * cache.shape[2] // THREADS)
+    move, rows, words = moved(cache, out, 1, **how)
     starts = starts_or_none(cu_seq_lens, seq_starts)
-    numba_target.launch(
-        _kernel(), blocks, THREADS, cache, block_table, cu_seq_lens, starts, num_tokens, out
-    )
+    blocks = -(-num_tokens * out.shape[1] // THREADS)
+    tables = (block_table, cu_seq_lens, starts, num_tokens)
+    numba_target.launch(_kernel(move), blocks, THREADS, *rows, *tables, words)

@@ -4,6 +4,7 @@ from typing import Any
 from sandbox.kernels.cuda import CudaKernel
 from sandbox.kernels.gather import gather
 from sandbox.kernels.gather.launch import kernel_arguments, widest_vector
+from sandbox.kernels.gather.restore import copies_only
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "gather_bulk", min_cc=(9, 0))
 ROWS = 16
@@ -11,6 +12,8 @@ SHARED_BYTES = 200 * 1024
 
 
 def _unsupported(**arguments: Any) -> str | None:
+    if reason := copies_only(**arguments):
+        return reason
     cache = arguments["cache"]
     if widest_vector(cache, arguments["out"]) < 16:
         return "rows must start at, and be, multiples of 16 bytes"

@@ -27,6 +27,31 @@ template <int BYTES> __device__ __forceinline__ Vector<BYTES> load_once(const vo
 #endif
 }
 
+// Load that stays ahead of the stores that follow it. One of memory that does not change, as above,
+// the compiler moves down to its use where registers are few, and waits there.
+template <int BYTES> __device__ __forceinline__ Vector<BYTES> load_ahead(const void* address) {
+  const Vector<BYTES>* from = static_cast<const Vector<BYTES>*>(address);
+#ifndef SANDBOX_HOST
+  Vector<BYTES> v;
+  if constexpr (BYTES == 16) {
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from));
+  } else if constexpr (BYTES == 8) {
+    asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(v.x), "=r"(v.y)
+                 : "l"(from));
+  } else if constexpr (BYTES == 4) {
+    asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(from));
+  } else {
+    v = *from;
+  }
+  return v;
+#else
+  return *from;
+#endif
+}
+
 // Store marked as the first to leave the caches.
 template <int BYTES> __device__ __forceinline__ void store_once(void* address, Vector<BYTES> v) {
   __stcs(static_cast<Vector<BYTES>*>(address), v);
