@@ -1,4 +1,4 @@
-"""The three ops as a torch user would write them."""
+"""The four ops as a torch user would write them."""
 
 from __future__ import annotations
 
@@ -9,31 +9,46 @@ from sandbox.kernels.concat_insert import (
     concat_insert,
     concat_insert_decode,
     concat_insert_prefill,
+    concat_insert_prefill_fp8,
 )
+from sandbox.kernels.concat_insert.torch_codes import encode_rows, float8
 
 
-def _insert(kv_c: Any, k_pe: Any, cache: Any, slot_mapping: Any) -> None:
-    """Index the cache with the slots; torch tensors, k_pe already rotated.
+def _insert(
+    kv_c: Any,
+    key: Any,
+    slots: Any,
+    cache: Any,
+    cache_format: str,
+    k_scale: Any,
+    tile_scale: str | None,
+) -> None:
+    """Index the cache with the slots; tensors of T rows, the key already rotated.
 
     A token without a row of its own repeats the write of one that has it, or, where none has, what
     the row holds already: dropping such tokens would wait for the GPU to count them.
     """
     import torch
 
+    cache = arrays.to_torch(cache)
     num_blocks, block_size, _ = cache.shape
-    if not len(slot_mapping) or not num_blocks:
+    if not len(slots) or not num_blocks:
         return
-    rows = torch.cat([kv_c, k_pe], dim=-1)
-    kept = (slot_mapping >= 0) & (slot_mapping < num_blocks * block_size)
-    tokens = torch.arange(len(slot_mapping), device=rows.device)
+    if cache.dtype == torch.uint8:
+        k_scale = None if k_scale is None else arrays.to_torch(k_scale)
+        rows = encode_rows(kv_c.float(), key.float(), cache_format, k_scale, tile_scale)
+    else:
+        rows = torch.cat([kv_c, key.to(kv_c.dtype)], dim=-1)
+    kept = (slots >= 0) & (slots < num_blocks * block_size)
+    tokens = torch.arange(len(slots), device=rows.device)
     tokens = torch.where(kept, tokens, kept.int().argmax())
-    slots = torch.where(kept.any(), slot_mapping[tokens], 0)
+    slots = torch.where(kept.any(), slots[tokens], 0)
     place = slots // block_size, slots % block_size
     cache[place] = torch.where(kept.any(), rows[tokens], cache[place])
 
 
 def _rope(x: Any, positions: Any, cos_sin: Any) -> Any:
-    """Pairs (2i, 2i + 1) of `[T, ..., R]` as complex numbers, turned in float32."""
+    """Pairs (2i, 2i + 1) of `[T, ..., R]` as complex numbers, turned in float32 and left so."""
     import torch
 
     if positions is None:
@@ -44,7 +59,7 @@ def _rope(x: Any, positions: Any, cos_sin: Any) -> Any:
     cosine, sine = angles.chunk(2, dim=-1)
     even, odd = x[..., 0::2].float(), x[..., 1::2].float()
     turned = torch.stack([even * cosine - odd * sine, even * sine + odd * cosine], dim=-1)
-    return turned.flatten(-2).to(x.dtype)
+    return turned.flatten(-2)
 
 
 def _tensors(tokens: int, *rows: Any) -> list[Any]:
@@ -52,11 +67,15 @@ def _tensors(tokens: int, *rows: Any) -> list[Any]:
     return [None if array is None else arrays.to_torch(array)[:tokens] for array in rows]
 
 
+def _codes(values: Any, descale: Any) -> Any:
+    """E4M3 codes for a reader that multiplies by `descale`."""
+    return float8(values.float() * arrays.to_torch(descale).reciprocal(), "float8_e4m3fn")
+
+
 @concat_insert.variant("torch", kind="torch", baseline=True, preference=1)
-def torch_insert(kv_c: Any, k_pe: Any, cache: Any, slot_mapping: Any) -> None:
-    """Concatenate, then index the cache with blocks and offsets."""
-    kv_c, k_pe, slots = _tensors(slot_mapping.shape[0], kv_c, k_pe, slot_mapping)
-    _insert(kv_c, k_pe, arrays.to_torch(cache), slots)
+def torch_insert(kv_c: Any, k_pe: Any, slot_mapping: Any, **row: Any) -> None:
+    """Concatenate, encode, then index the cache with blocks and offsets."""
+    _insert(*_tensors(slot_mapping.shape[0], kv_c, k_pe, slot_mapping), **row)
 
 
 @concat_insert_prefill.variant("torch", kind="torch", baseline=True, preference=1)
@@ -65,12 +84,12 @@ def torch_prefill(
     k_nope: Any,
     k_pe: Any,
     kv_c: Any,
-    cache: Any,
     slot_mapping: Any,
     positions: Any,
     cos_sin: Any,
     q_out: Any,
     k_out: Any,
+    **row: Any,
 ) -> None:
     """Rotate, slice assignments into q and k, then index the cache."""
     rows = (q, k_nope, k_pe, kv_c, slot_mapping, positions, q_out, k_out)
@@ -84,7 +103,40 @@ def torch_prefill(
     key = _rope(k_pe, positions, table)
     k_out[..., :nope] = k_nope
     k_out[..., nope:] = key[:, None]
-    _insert(kv_c, key, arrays.to_torch(cache), slots)
+    _insert(kv_c, key, slots, **row)
+
+
+@concat_insert_prefill_fp8.variant("torch", kind="torch", baseline=True, preference=1)
+def torch_prefill_fp8(
+    q: Any,
+    k_nope: Any,
+    v: Any,
+    k_pe: Any,
+    kv_c: Any,
+    slot_mapping: Any,
+    q_descale: Any,
+    k_descale: Any,
+    v_descale: Any,
+    positions: Any,
+    cos_sin: Any,
+    q_out: Any,
+    k_out: Any,
+    v_out: Any,
+    **row: Any,
+) -> None:
+    """Rotate, cast to float8, slice assignments into q, k and v, then index the cache."""
+    rows = (q, k_nope, v, k_pe, kv_c, slot_mapping, positions, q_out, k_out, v_out)
+    tensors = _tensors(slot_mapping.shape[0], *rows)
+    q, k_nope, v, k_pe, kv_c, slots, positions, q_out, k_out, v_out = tensors
+    table = None if positions is None else arrays.to_torch(cos_sin)
+    nope = k_nope.shape[2]
+    key = _rope(k_pe, positions, table)
+    q_out[..., :nope] = _codes(q[..., :nope], q_descale)
+    q_out[..., nope:] = _codes(_rope(q[..., nope:], positions, table), q_descale)
+    k_out[..., :nope] = _codes(k_nope, k_descale)
+    k_out[..., nope:] = _codes(key, k_descale)[:, None]
+    v_out[...] = _codes(v, v_descale)
+    _insert(kv_c, key, slots, **row)
 
 
 @concat_insert_decode.variant("torch", kind="torch", baseline=True, preference=1)
@@ -93,16 +145,20 @@ def torch_decode(
     q_pe: Any,
     kv_c: Any,
     k_pe: Any,
-    cache: Any,
     slot_mapping: Any,
     positions: Any,
     cos_sin: Any,
     q_out: Any,
+    q_descale: Any,
+    **row: Any,
 ) -> None:
-    """Rotate, slice assignments into q, then index the cache."""
+    """Rotate, slice assignments into q, cast if to float8, then index the cache."""
     rows = (ql_nope, q_pe, kv_c, k_pe, slot_mapping, positions, q_out)
     ql_nope, q_pe, kv_c, k_pe, slots, positions, q_out = _tensors(slot_mapping.shape[0], *rows)
     table = None if positions is None else arrays.to_torch(cos_sin)
+    turned = _rope(q_pe, positions, table)
+    if q_descale is not None:
+        ql_nope, turned = (_codes(part, q_descale) for part in (ql_nope, turned))
     q_out[..., : kv_c.shape[1]] = ql_nope
-    q_out[..., kv_c.shape[1] :] = _rope(q_pe, positions, table)
-    _insert(kv_c, _rope(k_pe, positions, table), arrays.to_torch(cache), slots)
+    q_out[..., kv_c.shape[1] :] = turned
+    _insert(kv_c, _rope(k_pe, positions, table), slots, **row)
