@@ -50,13 +50,11 @@ __device__ __forceinline__ Vector<Count> head_codes(const float (&values)[Count]
   return pack_fp8<E4M3, Count>(scaled);
 }
 
-// The greatest number of `Lanes` neighbouring threads, all of which take part.
+// The greatest number of `Lanes` neighbouring threads; the whole warp takes part.
 template <int Lanes> __device__ __forceinline__ unsigned int greatest_of(unsigned int mine) {
-  const unsigned int lanes =
-      Lanes == 32 ? 0xffffffffu : ((1u << Lanes % 32) - 1u) << (threadIdx.x & 31 & -Lanes);
 #pragma unroll
   for (int step = Lanes / 2; step > 0; step /= 2) {
-    mine = max(mine, __shfl_xor_sync(lanes, mine, step));
+    mine = max(mine, __shfl_xor_sync(0xffffffffu, mine, step));
   }
   return mine;
 }
@@ -200,9 +198,12 @@ class PackedRow {
     constexpr int LANES = DS_MLA_TILE / WIDTH;
 #pragma unroll
     for (int i = 0; i < MINE; ++i) {
-      if (piece(i) >= LATENTS) continue;
+      if ((piece(i) & -32) >= LATENTS) continue;  // nothing for the whole warp
       unsigned int amax = greatest_of<LANES>(greatest(values[i], magnitude));
-      if (amax >= INFINITE) amax = greatest_of<LANES>(greatest(values[i], finite_magnitude));
+      if (__any_sync(0xffffffffu, amax >= INFINITE)) {
+        amax = greatest_of<LANES>(greatest(values[i], finite_magnitude));
+      }
+      if (piece(i) >= LATENTS) continue;
       const Code code(scale_of<Format, Pow2>(amax));
       if (piece(i) % LANES == 0) __stcs(scales + piece(i) / LANES, code.scale);
       store_by<CacheAccess>(row + piece(i) * WIDTH, code(values[i]));
