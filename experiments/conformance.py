@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -221,13 +222,13 @@ def remarks(job: Job) -> Iterator[str]:
 
 
 def failures(jobs: Sequence[Job]) -> Iterator[str]:
-    """The most telling failure of each job, those of one cause once, and how to see it again."""
+    """A failure of each job, of the commonest cause, and how to see it again."""
     found: dict[tuple[str, str], list[Finding]] = {}
     for job in jobs:
         failed = [finding for finding in job.findings if finding.failed]
-        told = [finding for finding in failed if finding.mismatch.get("suspicion")]
         if failed:
-            first = [*told, *failed][0]
+            causes = [finding.mismatch.get("suspicion", "") for finding in failed]
+            first = failed[causes.index(Counter(causes).most_common(1)[0][0])]
             found.setdefault((job.place, first.message), [first]).extend(failed[1:])
     for (place, message), (first, *others) in found.items():
         more = f" and {len(others)} more sets" if others else ""

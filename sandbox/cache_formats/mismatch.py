@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,8 @@ class Mismatch:
     def __str__(self) -> str:
         place = f", first in row {self.row}, column {self.column}" if self.field else ""
         pair = f": got {self.got}, expected {self.expected}" if self.field else ""
-        return f"{self.what}{place}{pair}" + (f". {self.suspicion}" if self.suspicion else "")
+        likely = f". Likely it {self.suspicion}" if self.suspicion else ""
+        return f"{self.what}{place}{pair}{likely}"
 
 
 def compare_stored(vectors: Vectors, got: Any) -> Mismatch | None:
@@ -113,10 +115,11 @@ def _first(wrong: Any) -> tuple[int, int]:
 
 
 def _suspicion(known: Callable[[Vectors, Any], str], vectors: Vectors, got: Any, wrong: Any) -> str:
-    """The first mistake that explains one of the wrong rows; a few of them are looked at."""
+    """The mistake that explains most of the wrong rows, of which a few are looked at."""
     rows = np.flatnonzero(wrong.any(axis=1))
     few = rows[np.linspace(0, len(rows) - 1, min(len(rows), ROWS_SUSPECTED)).astype(int)]
-    return next(filter(None, (known(vectors.take([row]), got[row]) for row in few)), "")
+    found = Counter(known(vectors.take([row]), got[row]) for row in few)
+    return found.most_common(1)[0][0]
 
 
 def _wrong_field(

@@ -1,4 +1,7 @@
-"""Known mistakes of writers and readers, recognised by what they make of one row."""
+"""Known mistakes of writers and readers, recognised by what they make of one row.
+
+Each is said in words that go on from "it".
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,14 @@ SIGN_AND_EXPONENT = np.uint32(0xFF80_0000)
 
 def of_writer(one: Vectors, got: Any) -> str:
     """The mistake that gives the bytes `got` for the only row of `one`, or nothing."""
+    right = one.stored[0]
     with np.errstate(all="ignore"):
         for words, stored, fields in _wrong_writers(one) if one.format.packed else ():
             parts = [slice(field.offset, field.offset + field.nbytes) for field in fields]
-            if all((got[part] == stored[0, part]).all() for part in parts):
+            wrong, mine, should = (
+                np.concatenate([row[part] for part in parts]) for row in (stored[0], got, right)
+            )
+            if (wrong == mine).all() and (wrong != should).any():
                 return words
     return ""
 
@@ -32,10 +39,16 @@ def of_writer(one: Vectors, got: Any) -> str:
 def of_reader(one: Vectors, got: Any) -> str:
     """The mistake that gives the values `got` for the only row of `one`, or nothing."""
     with np.errstate(all="ignore"):
+        should = one.values[0].astype(got.dtype)
         for words, values in _wrong_readers(one):
-            if np.array_equal(got, values[0].astype(got.dtype), equal_nan=True):
+            wrong = values[0].astype(got.dtype)
+            if _same(wrong, got) and not _same(wrong, should):
                 return words
     return ""
+
+
+def _same(left: Any, right: Any) -> bool:
+    return np.array_equal(left, right, equal_nan=True)
 
 
 def elements(stored: Any, field: Field) -> Any:
@@ -51,31 +64,31 @@ def _wrong_writers(one: Vectors) -> Iterator[tuple[str, Any, tuple[Field, ...]]]
     for rule in fmt.tile_scales:
         if rule != one.tile_scale:
             other = fmt.encode(rows, dims, tile_scale=rule)
-            yield f"These are the bytes of tile_scale {rule!r}", other, fields
+            yield f"follows tile_scale {rule!r}", other, fields
     if scales := tuple(field for field in fields if "scale" in field.name):
         positive = fmt.encode(np.maximum(rows, 0), dims, tile_scale=one.tile_scale)
-        yield "It takes the largest value without abs", positive, scales
+        yield "takes the largest value without abs", positive, scales
     if fmt.name == "int4_per_token":
-        yield "It puts the values of even columns in high nibbles", _swapped_nibbles(one), fields
+        yield "puts the values of even columns in high nibbles", _swapped_nibbles(one), fields
     if fmt.needs_scale:
         scale = np.float32(one.k_scale)
         for words, scaled in (
-            ("It multiplies by k_scale", rows * scale),
-            ("It multiplies by the reciprocal of k_scale", rows * (np.float32(1) / scale)),
-            ("It ignores k_scale", rows),
+            ("multiplies by k_scale", rows * scale),
+            ("multiplies by the reciprocal of k_scale", rows * (np.float32(1) / scale)),
+            ("ignores k_scale", rows),
         ):
             yield words, fmt.encode(scaled, dims, k_scale=1), fields
         cast = (rows / scale).astype(fields[0].dtype)
-        yield "It does not saturate", cast.view(np.uint8), fields
+        yield "does not saturate", cast.view(np.uint8), fields
         signed = one.stored | np.where(
             np.isnan(rows) & np.signbit(rows), np.uint8(0x80), np.uint8(0)
         )
-        yield "It keeps the sign of a NaN, whose code is 7f", signed, fields
+        yield "keeps the sign of a NaN, whose code is 7f", signed, fields
     if fields[0].dtype in KINDS:
         kind, codes = KINDS[fields[0].dtype], elements(one.stored, fields[0])
         for words, number in (("largest", kind.largest), ("least", -kind.largest)):
             wrong = np.where(np.isnan(codes), kind.dtype.type(number), codes)
-            yield f"It makes a NaN the {words} number", _with(one, fields[0], wrong), fields[:1]
+            yield f"makes a NaN the {words} number", _with(one, fields[0], wrong), fields[:1]
 
 
 def _wrong_readers(one: Vectors) -> Iterator[tuple[str, Any]]:
@@ -84,36 +97,33 @@ def _wrong_readers(one: Vectors) -> Iterator[tuple[str, Any]]:
     fields = fmt.fields(dims)
     if fmt.tile_scales:
         scales = elements(one.stored, fields["kv_c_scales"])
+        floored = (scales.view(np.uint32) & SIGN_AND_EXPONENT).view(np.float32)
         for words, wrong in (
-            (
-                "floors tile scales to",
-                (scales.view(np.uint32) & SIGN_AND_EXPONENT).view(np.float32),
-            ),
-            ("raises tile scales to", power_of_two_not_below(scales)),
+            ("floors tile scales to powers of two", floored),
+            ("raises tile scales to powers of two", power_of_two_not_below(scales)),
+            ("narrows tile scales to bfloat16", scales.astype(ml_dtypes.bfloat16)),
         ):
             stored = _with(one, fields["kv_c_scales"], wrong)
-            yield f"It {words} powers of two, but a scale is any float32", fmt.decode(stored, dims)
-        stored = _with(one, fields["kv_c_scales"], scales.astype(ml_dtypes.bfloat16))
-        yield "It narrows tile scales to bfloat16", fmt.decode(stored, dims)
+            yield f"{words}, but they are any float32", fmt.decode(stored, dims)
     if fmt.needs_scale:
         ignored = fmt.decode(one.stored, dims, k_scale=1)
         key = np.arange(dims.L + dims.R) >= dims.L
-        yield "It does not multiply by k_scale", ignored
-        yield "It does not multiply the key by k_scale", np.where(key, ignored, right)
-        yield "It divides by k_scale", ignored / np.float32(k_scale)
+        yield "does not multiply by k_scale", ignored
+        yield "does not multiply the key by k_scale", np.where(key, ignored, right)
+        yield "divides by k_scale", ignored / np.float32(k_scale)
         other = FORMATS[OTHER_FLOAT8[fmt.name]]
-        yield f"It takes codes for {other.name}", other.decode(one.stored, dims, k_scale=k_scale)
+        yield f"takes codes for {other.name}", other.decode(one.stored, dims, k_scale=k_scale)
     if fields["kv_c"].dtype == E4M3.dtype:
-        yield "It takes the NaN codes for 480", _nan_as_480(one)
+        yield "takes the NaN codes for 480", _nan_as_480(one)
     if fmt.name == "int4_per_token":
-        yield "It takes high nibbles for even columns", fmt.decode(_swapped_nibbles(one), dims)
+        yield "takes high nibbles for even columns", fmt.decode(_swapped_nibbles(one), dims)
     if "k_pe_scale" in fields:
         scale = elements(one.stored, fields["kv_c_scale"])
         stored = _with(one, fields["k_pe_scale"], scale)
-        yield "It multiplies the key by the latent's scale", fmt.decode(stored, dims)
-    yield "It rounds to bfloat16", right.astype(ml_dtypes.bfloat16)
-    yield "It rounds to float16", right.astype(np.float16)
-    yield "It flushes subnormals to zero", np.where(np.abs(right) < 2.0**-126, 0 * right, right)
+        yield "multiplies the key by the latent's scale", fmt.decode(stored, dims)
+    yield "rounds to bfloat16", right.astype(ml_dtypes.bfloat16)
+    yield "rounds to float16", right.astype(np.float16)
+    yield "flushes subnormals to zero", np.where(np.abs(right) < 2.0**-126, 0 * right, right)
 
 
 def _with(one: Vectors, field: Field, values: Any) -> Any:
