@@ -4,35 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lse_merge_states import INF, NAN, bits, pair, stacked, state
 
 from sandbox.arrays import bfloat16
 from sandbox.kernels import specialisations
 from sandbox.kernels.cuda import source
 from sandbox.kernels.lse_merge import lse_merge, lse_merge_k, reference
-
-INF, NAN = np.float32(np.inf), np.float32(np.nan)
-
-
-def here(op):
-    for variant in op.variants.values():
-        reason = variant.unavailable(variant.target(gpu=False))
-        marks = [pytest.mark.skipif(True, reason=reason)] if reason else []
-        yield pytest.param(variant.name, id=variant.name, marks=marks)
-
-
-pair = pytest.mark.parametrize("variant", [*here(lse_merge)])
-stacked = pytest.mark.parametrize("variant", [*here(lse_merge_k)])
-
-
-def state(shape, dtype=np.float32, seed=0):
-    """A partial `[T, N, V]` and its LSE `[N, T]`."""
-    rng = np.random.default_rng(seed)
-    values = rng.standard_normal(shape, np.float32).astype(dtype)
-    return values, rng.standard_normal((shape[1], shape[0]), np.float32) * 2
-
-
-def bits(array):
-    return array.view(f"u{array.dtype.itemsize}")
 
 
 def attention(logits, values):
@@ -410,16 +387,21 @@ RAW = [
 @pytest.mark.parametrize(("op", "variant"), RAW)
 def test_computes_nothing_in_double_precision(op, variant):
     nvrtc = pytest.importorskip("cupy.cuda").nvrtc
-    launch = specialisations.launches(op, variant, [next(iter(op.cases("conformance")))])[0]
-    macros = "".join(f"#define {name} {text}\n" for name, text in launch.macros.items())
-    path = launch.kernel.source.path
-    folders = [path.parent, source.include_dir(), *source.cuda_include_dirs()]
-    program = nvrtc.createProgram(macros + path.read_text(), path.name, (), ())
-    options = ["-arch=compute_80", "-std=c++17", "-default-device"]
-    nvrtc.compileProgram(program, [*options, *(f"-I{folder}" for folder in folders)])
-    ptx = nvrtc.getPTX(program).decode()
-    assert f".entry {launch.kernel.source.entry}" in ptx
-    assert ".f64" not in ptx
+    cases = [case for case in op.cases("conformance") if case.dtype.name == "bfloat16"]
+    plain = [case for case in cases if "scale" not in case.options][:1]
+    scaled = [case for case in cases if "scale" in case.options][:1]
+    launches = specialisations.launches(op, variant, plain + scaled)
+    assert launches
+    for launch in launches:
+        macros = "".join(f"#define {name} {text}\n" for name, text in launch.macros.items())
+        path = launch.kernel.source.path
+        folders = [path.parent, source.include_dir(), *source.cuda_include_dirs()]
+        program = nvrtc.createProgram(macros + path.read_text(), path.name, (), ())
+        options = ["-arch=compute_80", "-std=c++17", "-default-device"]
+        nvrtc.compileProgram(program, [*options, *(f"-I{folder}" for folder in folders)])
+        ptx = nvrtc.getPTX(program).decode()
+        assert f".entry {launch.kernel.source.entry}" in ptx
+        assert ".f64" not in ptx
 
 
 def test_torch_tensors_in_place():
@@ -436,6 +418,7 @@ def test_torch_tensors_in_place():
 def test_oracle_is_the_formula():
     (prefix, prefix_lse), (suffix, suffix_lse) = (state((4, 3, 16), seed=s) for s in (1, 2))
     conventions = {"out": None, "out_lse": None, "return_lse": True, "lse_layout": "NT"}
+    conventions |= {"output_scale": None, "context_tokens": 4}
     final = reference.lse_merge(prefix, prefix_lse, suffix, suffix_lse, lse_base="2", **conventions)
     weights = np.exp2(prefix_lse.astype(np.float64)), np.exp2(suffix_lse.astype(np.float64))
     left, right = (weight.T[..., None] for weight in weights)

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from sandbox import arrays
-from sandbox.kernels import require
+from sandbox.kernels import cache_arguments, require
 from sandbox.kernels.lse_merge import cases, cases_k, reference
 from sandbox.kernels.lse_merge.conventions import LAYOUTS, NATURAL, lse_shape
 from sandbox.kernels.op import Output, operation
 
+CODES = np.dtype(np.uint8)
 STATE_DTYPES = tuple(arrays.DTYPES[name] for name in ("float32", "float16", "bfloat16"))
 
 
@@ -45,7 +46,10 @@ def _check_lse(value: Any, name: str, shape: tuple[int, ...], layout: str) -> No
 def _check_outputs(
     outputs: dict[str, Any], lse_layout: str, inputs: dict[str, Any], in_place: bool
 ) -> None:
-    """Rank and strides of the outputs that the caller gave, and whose memory they are."""
+    """Rank and strides of the outputs that the caller gave, and whose memory they are.
+
+    In place an output may be an input of its dtype, an LSE an LSE and a state a state.
+    """
     axes = {"out": ("tokens", "heads", "V"), "out_lse": LAYOUTS[lse_layout]}
     given = []
     for name, value in outputs.items():
@@ -55,13 +59,24 @@ def _check_outputs(
             given.append(require.Memory(value, name))
     if not given:
         return
-    read = [require.Memory(value, name) for name, value in inputs.items()]
+    read = [require.Memory(value, name) for name, value in inputs.items() if value is not None]
     for output in given:
         for other in read:
             alike = output.name.endswith("_lse") == other.name.endswith("_lse")
+            alike = alike and output.array.dtype == other.array.dtype
             output.apart(other, or_same=in_place and alike)
     if len(given) == 2:
         given[0].apart(given[1])
+
+
+def _scale(output_scale: Any, like: Any) -> Any:
+    if output_scale is None:
+        return None
+    return cache_arguments.scale(output_scale, "output_scale", like)
+
+
+def _check_values(output_scale: Any, **others: Any) -> None:
+    cache_arguments.positive_scales(output_scale=output_scale)
 
 
 def _outputs(
@@ -81,6 +96,7 @@ def _outputs(
     workload_case=cases.workload_case,
     cost=cases.cost,
     tolerance=cases.tolerance,
+    check_values=_check_values,
     returns=("out", "out_lse"),
     main_argument="prefix",
 )
@@ -95,6 +111,8 @@ def lse_merge(
     return_lse: bool = True,
     lse_base: str = "e",
     lse_layout: str = "NT",
+    output_scale: Any = None,
+    context_tokens: int | None = None,
 ) -> dict[str, Any]:
     """Merge the attention of the same queries over two disjoint sets of keys.
 
@@ -104,24 +122,35 @@ def lse_merge(
 
     An LSE of -inf or +inf says that its state is empty (no key): the other state comes back bit
     for bit (a NaN stays a NaN), whatever the empty one holds. Two empty states give exactly 0 and
-    -inf. A NaN LSE is never taken for empty: `out` and `out_lse` of that row are NaN.
+    -inf. A NaN LSE is never taken for empty: `out` and `out_lse` of that row are NaN. A NaN in a
+    state that is not empty is a NaN in `out`, however little the state weighs.
+
+    With `output_scale` the results are E4M3 codes: of the float32 mean, or of the one state that is
+    not empty, times `1 / output_scale`, a float32 reciprocal and a float32 product. To nearest
+    even, saturating; a NaN is code 0x7F, two empty states are code 0.
 
     Args:
         prefix, suffix: `[T, N, V]`, float32, float16 or bfloat16, both alike; tokens and heads
             may be strided, each its own way, the last axis is contiguous.
         prefix_lse, suffix_lse: float32, `[N, T]` or `[T, N]` by `lse_layout`, any strides.
-        out: like `prefix`, strides of its own; may be `prefix` or `suffix` itself. None allocates.
+        out: like `prefix`, or uint8 with `output_scale`; strides of its own; may be `prefix` or
+            `suffix` itself, if not codes. None allocates.
         out_lse: like `prefix_lse`, any strides; may be `prefix_lse` or `suffix_lse` itself.
         return_lse: False neither computes nor returns `out_lse`.
         lse_base: `"e"` or `"2"`, of every LSE in and out.
         lse_layout: `"NT"` or `"TN"`, of every LSE in and out.
+        output_scale: descale of the codes (a reader takes code * output_scale), positive: a number,
+            or a float32 array of one element, which may change between replays of a graph.
+        context_tokens: tokens from this one on have no context: their prefix counts as empty, and
+            neither `prefix` nor `prefix_lse` is read there. An integer of 0 to T; None is T.
 
     Returns:
         `(out, out_lse)`, or `out` alone with `return_lse=False`.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind, dtype, rank or shape, or an output
-            shares memory with an array that it is not; nothing has been launched.
+        TypeError, ValueError: an argument is of the wrong kind, dtype, rank or shape, an output
+            shares memory with an array that it is not, or (where values are checked)
+            `output_scale` is not positive and finite; nothing has been launched.
     """
     _check_conventions(return_lse, out_lse, lse_base, lse_layout)
     _check_state(prefix, "prefix", "tokens", "heads", "V")
@@ -132,14 +161,30 @@ def lse_merge(
         raise ValueError(f"suffix has shape {tuple(suffix.shape)}, expected {shape} as prefix")
     _check_lse(prefix_lse, "prefix_lse", lse_shape(shape, lse_layout), lse_layout)
     _check_lse(suffix_lse, "suffix_lse", lse_shape(shape, lse_layout), lse_layout)
+    scale = _scale(output_scale, prefix)
     inputs = {
         "prefix": prefix,
         "prefix_lse": prefix_lse,
         "suffix": suffix,
         "suffix_lse": suffix_lse,
+        "output_scale": scale,
     }
     _check_outputs({"out": out, "out_lse": out_lse}, lse_layout, inputs, in_place=True)
-    return _outputs(shape, prefix.dtype, return_lse, lse_layout)
+    dtype = prefix.dtype if scale is None else CODES
+    return {
+        **_outputs(shape, dtype, return_lse, lse_layout),
+        "output_scale": scale,
+        "context_tokens": _context_tokens(context_tokens, shape[0]),
+    }
+
+
+def _context_tokens(asked: Any, tokens: int) -> int:
+    if asked is None:
+        return tokens
+    found = require.integer(asked, "context_tokens")
+    if found > tokens:
+        raise ValueError(f"context_tokens is {found}, expected at most T = {tokens}")
+    return found
 
 
 @operation(
@@ -149,6 +194,7 @@ def lse_merge(
     workload_case=cases_k.workload_case,
     cost=cases_k.cost,
     tolerance=cases_k.tolerance,
+    check_values=_check_values,
     returns=("out", "out_lse"),
     main_argument="partials",
 )
@@ -162,6 +208,7 @@ def lse_merge_k(
     return_lse: bool = True,
     lse_base: str = "e",
     lse_layout: str = "NT",
+    output_scale: Any = None,
 ) -> dict[str, Any]:
     """Merge the attention of the same queries over `K` disjoint sets of keys, such as KV splits.
 
@@ -171,27 +218,31 @@ def lse_merge_k(
     An LSE of -inf or +inf says that its state is empty: whatever it holds counts for nothing. A
     single state that is not empty comes back bit for bit (a NaN stays a NaN), rounded if `out` is
     narrower. No state at all gives exactly 0 and -inf. A NaN LSE makes `out` and `out_lse` of its
-    row NaN.
+    row NaN; a NaN in a state that is not empty is a NaN in `out`.
+
+    With `output_scale` the results are E4M3 codes, as those of `lse_merge`.
 
     Args:
         partials: `[K, T, N, V]`, float32, float16 or bfloat16; all axes but the last may be
             strided. Any `K >= 1`.
         lses: float32, `[K, N, T]` or `[K, T, N]` by `lse_layout`, any strides.
-        out: `[T, N, V]`, tokens and heads may be strided; shares no memory with the inputs. None
-            allocates.
+        out: `[T, N, V]`, uint8 with `output_scale`; tokens and heads may be strided; shares no
+            memory with the inputs. None allocates.
         out_lse: float32, `[N, T]` or `[T, N]`, any strides; shares no memory with the inputs.
         out_dtype: float32, float16 or bfloat16 (a NumPy dtype or its name); None is `out`'s, or
-            else that of `partials`.
+            else that of `partials`; not with `output_scale`.
         return_lse: False neither computes nor returns `out_lse`.
         lse_base: `"e"` or `"2"`, of every LSE in and out.
         lse_layout: `"NT"` or `"TN"`, of every LSE in and out.
+        output_scale: descale of the codes, as for `lse_merge`.
 
     Returns:
         `(out, out_lse)`, or `out` alone with `return_lse=False`.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind, dtype, rank or shape, or an output
-            shares memory with another array; nothing has been launched.
+        TypeError, ValueError: an argument is of the wrong kind, dtype, rank or shape, an output
+            shares memory with another array, or (where values are checked) `output_scale` is not
+            positive and finite; nothing has been launched.
     """
     _check_conventions(return_lse, out_lse, lse_base, lse_layout)
     _check_state(partials, "partials", "states", "tokens", "heads", "V")
@@ -199,13 +250,18 @@ def lse_merge_k(
         raise ValueError(f"partials has shape {tuple(partials.shape)}: K must be at least 1")
     shape = tuple(partials.shape[1:])
     _check_lse(lses, "lses", (partials.shape[0], *lse_shape(shape, lse_layout)), lse_layout)
-    inputs = {"partials": partials, "lses": lses}
+    scale = _scale(output_scale, partials)
+    inputs = {"partials": partials, "lses": lses, "output_scale": scale}
     _check_outputs({"out": out, "out_lse": out_lse}, lse_layout, inputs, in_place=False)
-    dtype = _out_dtype(out_dtype, out, partials)
-    return _outputs(shape, dtype, return_lse, lse_layout)
+    dtype = _out_dtype(out_dtype, out, partials, scale)
+    return {**_outputs(shape, dtype, return_lse, lse_layout), "output_scale": scale}
 
 
-def _out_dtype(asked: Any, out: Any, partials: Any) -> np.dtype:
+def _out_dtype(asked: Any, out: Any, partials: Any, scale: Any) -> np.dtype:
+    if scale is not None:
+        if asked is not None:
+            raise ValueError(f"out_dtype is {asked!r}, but output_scale makes out uint8 codes")
+        return CODES
     if asked is None:
         if out is None:
             return partials.dtype

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from sandbox.cache_formats import E4M3, Field
 from sandbox.dims import PRESETS, MLADims
 from sandbox.kernels import case as c
 from sandbox.kernels.case import Case, Workload
@@ -20,6 +21,9 @@ FIVE_HEADS = MLADims(5, 56, 40, 24, 8, 128)
 WIDE_HEAD = MLADims(128, 7168, 512, 128, 64, 512)
 """Heads as wide as the latent, as context parallelism merges them."""
 
+SCALE = 0.007
+"""No power of two; the largest values saturate."""
+
 
 def query_tokens(case: Case) -> int:
     """Tokens of the requests that have context: the others have nothing to merge."""
@@ -32,8 +36,9 @@ def make_inputs(case: Case, xp: Any) -> dict[str, Any]:
 
     Options: `empty` (a quarter of each side's rows, some of both, hold NaN and inf behind an LSE
     of +inf or -inf); `nan` (NaN LSEs); `huge` (LSEs of +-1e4); `strided` (each array and output
-    with strides of its own, NaN in the holes); `in_place` ("prefix" or "suffix"); `no_lse`;
-    `base`; `layout`.
+    with strides of its own, NaN in the holes); `padded` (as many elements of padding in each row
+    of prefix only); `in_place` ("prefix" or "suffix"); `no_lse`; `base`; `layout`; `scale` (of
+    codes); `context` (tokens with a prefix; the others hold NaN).
     """
     options = case.options
     layout = options.get("layout", "NT")
@@ -43,26 +48,39 @@ def make_inputs(case: Case, xp: Any) -> dict[str, Any]:
     if options.get("empty"):
         for state, lse in zip(states, lses):
             spoil(xp, state, xp.isinf(lse))
+    if "context" in options:
+        without = slice(options["context"], None)
+        spoil(xp, states[0][without], xp.ones(1, bool))
+        lses[0, without] = xp.asarray([np.nan, 1e4, np.inf], np.float32)[xp.arange(shape[1]) % 3]
     lses = [xp.ascontiguousarray(by_token(lse, layout)) for lse in lses]
     inputs: dict[str, Any] = {}
+    if padding := options.get("padded"):
+        states[0] = wide_rows(xp, states[0], padding)
     if options.get("strided"):
         states = [wide_rows(xp, states[0], 8), heads_first(xp, states[1])]
         lses = [every_second(xp, lses[0]), transposed(xp, lses[1])]
-        inputs["out"] = wide_rows(xp, unwritten(xp, shape, case.dtype), 16)
+        inputs["out"] = wide_rows(xp, unwritten(xp, shape, _out_dtype(case)), 16)
         inputs["out_lse"] = every_second(xp, unwritten(xp, lse_shape(shape, layout), np.float32))
     inputs |= dict(zip(("prefix", "suffix"), states))
     inputs |= dict(zip(("prefix_lse", "suffix_lse"), lses))
     if side := options.get("in_place"):
         inputs |= {"out": inputs[side], "out_lse": inputs[f"{side}_lse"]}
-    return inputs | conventions_of(options)
+    inputs["context_tokens"] = options.get("context")
+    return inputs | conventions_of(options, xp)
 
 
-def conventions_of(options: Mapping[str, Any]) -> dict[str, Any]:
+def _out_dtype(case: Case) -> np.dtype:
+    return np.dtype(np.uint8) if "scale" in case.options else case.dtype
+
+
+def conventions_of(options: Mapping[str, Any], xp: Any) -> dict[str, Any]:
     """The keywords that both merges take."""
+    scale = options.get("scale")
     return {
         "return_lse": not options.get("no_lse", False),
         "lse_base": options.get("base", "e"),
         "lse_layout": options.get("layout", "NT"),
+        "output_scale": None if scale is None else xp.asarray(np.array([scale], np.float32)),
     }
 
 
@@ -93,6 +111,7 @@ def spoil(xp: Any, state: Any, empty: Any) -> None:
 
 
 def unwritten(xp: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Memory full of NaN, of codes too."""
     array = xp.empty(shape, dtype)
     array.view(np.uint8)[...] = 0xFF
     return array
@@ -100,7 +119,7 @@ def unwritten(xp: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 
 def wide_rows(xp: Any, array: Any, pad: int) -> Any:
     """The array as the first columns of wider rows, as a padded V leaves them."""
-    wide = xp.full((*array.shape[:-1], array.shape[-1] + pad), np.nan, array.dtype)
+    wide = unwritten(xp, (*array.shape[:-1], array.shape[-1] + pad), array.dtype)
     view = wide[..., : array.shape[-1]]
     view.view(f"u{array.dtype.itemsize}")[...] = array.view(f"u{array.dtype.itemsize}")
     return view
@@ -149,10 +168,22 @@ def _conformance() -> Iterable[Case]:
     yield Case(tiny, "tiny", bf16, tokens(9), {"empty": True, "nan": True})
     for count in (0, 1):
         yield Case(tiny, "tiny", bf16, tokens(count))
+    yield Case(tiny, "tiny", bf16, tokens(6), {"scale": SCALE, "empty": True, "nan": True})
+    options = {"scale": SCALE, "context": 2, "strided": True, "layout": "TN"}
+    yield Case(ODD_HEAD, "odd_head", fp32, tokens(3), options)
+    for context, side in ((0, "prefix"), (2, "prefix"), (1, "suffix")):
+        options = {"context": context, "in_place": side, "empty": True, "nan": True}
+        yield Case(tiny, "tiny", bf16, tokens(3), options)
     for dtype in c.dtypes("float32", "float16", "bfloat16"):
         options = {"empty": True, "huge": True, "strided": True}
         yield Case(v3, "deepseek_v3", dtype, tokens(11), options, "medium")
     yield Case(v3, "deepseek_v3", bf16, tokens(128), {"empty": True}, "medium")
+    options = {"padded": 64, "scale": SCALE, "context": 9, "empty": True}
+    for dtype in c.dtypes("float32", "float16", "bfloat16"):
+        yield Case(v3, "deepseek_v3", dtype, tokens(11), options, "medium")
+    options = {"padded": 64, "context": 77, "empty": True}
+    yield Case(v3, "deepseek_v3", bf16, tokens(128), options, "medium")
+    yield Case(v3, "deepseek_v3", bf16, tokens(128), {"scale": SCALE, "empty": True}, "medium")
     yield Case(FIVE_HEADS, "five_heads", bf16, tokens(9), {"empty": True}, "medium")
     yield Case(WIDE_HEAD, "wide_head", bf16, tokens(5), {"empty": True, "layout": "TN"}, "medium")
 
@@ -168,6 +199,10 @@ def _compare() -> Iterable[Case]:
         size = "medium" if count <= 64 else "large"
         yield Case(v3, "deepseek_v3", bf16, tokens(count), size=size)
     yield Case(WIDE_HEAD, "wide_head", bf16, tokens(256), size="large")
+    for count in (16, 8192):
+        size = "medium" if count <= 64 else "large"
+        yield Case(v3, "deepseek_v3", bf16, tokens(count), {"scale": SCALE}, size)
+    yield Case(v3, "deepseek_v3", bf16, tokens(8192), {"context": 4096}, "large")
 
 
 def workload_case(
@@ -179,20 +214,24 @@ def workload_case(
 
 
 def cost(case: Case) -> Cost:
-    """Both states once in, the merged one once out."""
-    rows = query_tokens(case) * case.dims.N
-    row = case.dims.V * case.dtype.itemsize
+    """What is not empty for lack of context once in, the merged state once out."""
+    tokens, width = query_tokens(case), case.dims.V
+    rows, mixed = (n * case.dims.N for n in (tokens, case.options.get("context", tokens)))
     lse = 0 if case.options.get("no_lse") else 4
     return Cost(
-        bytes_read=rows * 2 * (row + 4),
-        bytes_written=rows * (row + lse),
-        flops=rows * 3 * case.dims.V,
+        bytes_read=(rows + mixed) * (width * case.dtype.itemsize + 4),
+        bytes_written=rows * (width * _out_dtype(case).itemsize + lse),
+        flops=mixed * 3 * width,
     )
 
 
 def tolerance(case: Case) -> dict[str, Tolerance]:
     """Half an ulp for the one rounding to 16 bits, and a few float32 ulps of exp, log and sums."""
-    return {
-        "out": Tolerance(ulps=4 if case.dtype.itemsize == 4 else 0.51),
-        "out_lse": Tolerance(ulps=4),
-    }
+    ulps = 4 if case.dtype.itemsize == 4 else 0.51
+    out = codes(case.dims.V) if "scale" in case.options else Tolerance(ulps)
+    return {"out": out, "out_lse": Tolerance(ulps=4)}
+
+
+def codes(width: int) -> Tolerance:
+    """A value between two codes may become either."""
+    return Tolerance(fields=(Field("out", 0, E4M3.dtype, width),), loose=("out",))

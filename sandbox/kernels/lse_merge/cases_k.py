@@ -13,6 +13,8 @@ from sandbox.kernels import case as c
 from sandbox.kernels.case import Case, Workload
 from sandbox.kernels.lse_merge.cases import (
     ODD_HEAD,
+    SCALE,
+    codes,
     conventions_of,
     every_second,
     heads_first,
@@ -31,7 +33,7 @@ def make_inputs(case: Case, xp: Any) -> dict[str, Any]:
     """`K` partials of `case.dtype`, `kv_lora_rank` wide as an absorbed decode leaves them.
 
     Options: `states` (K); `out` (a dtype's name); `empty`, `nan`, `huge`, `strided`, `no_lse`,
-    `base` and `layout` as in lse_merge.
+    `base`, `layout` and `scale` as in lse_merge.
     """
     options = case.options
     states, layout = options["states"], options.get("layout", "NT")
@@ -42,7 +44,9 @@ def make_inputs(case: Case, xp: Any) -> dict[str, Any]:
         spoil(xp, partials, xp.isinf(lses))
     lses = xp.ascontiguousarray(by_token(lses, layout))
     dtype = _out_dtype(case)
-    inputs = conventions_of(options) | {"partials": partials, "lses": lses, "out_dtype": dtype}
+    inputs = conventions_of(options, xp) | {"partials": partials, "lses": lses}
+    if "out" in options:
+        inputs["out_dtype"] = dtype
     if options.get("strided"):
         inputs["partials"] = wide_rows(xp, heads_first(xp, partials), 4)
         inputs["lses"] = every_second(xp, lses)
@@ -52,6 +56,8 @@ def make_inputs(case: Case, xp: Any) -> dict[str, Any]:
 
 
 def _out_dtype(case: Case) -> np.dtype:
+    if "scale" in case.options:
+        return arrays.DTYPES["uint8"]
     return arrays.DTYPES[case.options.get("out", case.dtype.name)]
 
 
@@ -76,6 +82,11 @@ def _conformance() -> Iterable[Case]:
     yield Case(tiny, "tiny", fp32, tokens(5), {"states": 1, "empty": True})
     for count in (0, 1):
         yield Case(tiny, "tiny", fp32, tokens(count), {"states": 4})
+    options = {"states": 3, "scale": SCALE, "empty": True, "nan": True, "strided": True}
+    yield Case(tiny, "tiny", fp32, tokens(5), options)
+    yield Case(ODD_HEAD, "odd_head", bf16, tokens(2), {"states": 2, "scale": SCALE})
+    options = {"states": 6, "empty": True, "scale": SCALE}
+    yield Case(v3, "deepseek_v3", fp32, tokens(2), options, "medium")
     options = {"states": 6, "empty": True, "out": "bfloat16"}
     yield Case(v3, "deepseek_v3", fp32, tokens(2), options, "medium")
     yield Case(v3, "deepseek_v3", fp32, tokens(2), options | {"strided": True}, "medium")
@@ -92,6 +103,7 @@ def _compare() -> Iterable[Case]:
         options = {"states": states, "out": "bfloat16"}
         size = "medium" if states * count <= 32 else "large"
         yield Case(v3, "deepseek_v3", fp32, tokens(count), options, size)
+    yield Case(v3, "deepseek_v3", fp32, tokens(128), {"states": 4, "scale": SCALE}, "large")
 
 
 def workload_case(
@@ -119,4 +131,5 @@ def cost(case: Case) -> Cost:
 def tolerance(case: Case) -> dict[str, Tolerance]:
     """Half an ulp for the one rounding to 16 bits; float32 sums over the states add an ulp each."""
     ulps = 4 + case.options["states"] if _out_dtype(case).itemsize == 4 else 0.51
-    return {"out": Tolerance(ulps=ulps), "out_lse": Tolerance(ulps=4)}
+    out = codes(case.dims.L) if "scale" in case.options else Tolerance(ulps)
+    return {"out": out, "out_lse": Tolerance(ulps=4)}

@@ -24,6 +24,21 @@ def merge_arrays(arguments: Mapping[str, Any]) -> list[Any]:
     return [arguments[name] for name in names]
 
 
+def merge_options(arguments: Mapping[str, Any]) -> tuple[float, float, Any, int]:
+    """The last arguments of the kernels of lse_merge."""
+    return *base_factors(arguments), arguments["output_scale"], arguments["context_tokens"]
+
+
+def merge_macros(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The macros that all kernels of lse_merge take."""
+    prefix = arguments["prefix"]
+    return {
+        "ELEMENT": prefix.dtype,
+        "RESULT": arguments["out"].dtype,
+        "CONTEXT": arguments["context_tokens"] < prefix.shape[0],
+    }
+
+
 def merge_strides(arguments: Mapping[str, Any]) -> bytes:
     """`MergeStrides` of `merge.cuh` for arrays with strides of their own."""
     return struct.pack("12q", *_all_strides(arguments))

@@ -1,6 +1,6 @@
 // Two partial attention states of one (token, head) row: where they stand, how they weigh.
 #pragma once
-#include "scalar.cuh"
+#include "fp8.cuh"
 
 // In elements.
 struct RowStrides {
@@ -72,20 +72,53 @@ __device__ __forceinline__ MergeWeights weigh(float prefix_lse, float suffix_lse
   return weights;
 }
 
-template <class Element, int BYTES>
-__device__ __forceinline__ Vector<BYTES> merged(const MergeWeights& weights,
-                                                const Vector<BYTES>& prefix,
-                                                const Vector<BYTES>& suffix) {
-  if (weights.source == PREFIX) return prefix;
-  if (weights.source == SUFFIX) return suffix;
-  if (weights.source == NEITHER) return Vector<BYTES>{};
-  constexpr int COUNT = BYTES / sizeof(Element);
-  float left[COUNT], right[COUNT];
-  unpack<Element, BYTES>(prefix, left);
-  unpack<Element, BYTES>(suffix, right);
+template <class Result> constexpr bool IS_CODE = sizeof(Result) == 1;
+
+// Vectors of Count elements, one width or another by their type.
+template <class Element, int Count> using Elements = Vector<Count * int(sizeof(Element))>;
+
+// What a value is multiplied by before it becomes a code; other results need none. The loads of
+// values should be under way by then.
+template <class Result> __device__ __forceinline__ float inverse_scale(const float* output_scale) {
+  if constexpr (IS_CODE<Result>) {
+    return 1.0f / *output_scale;
+  } else {
+    return 1.0f;
+  }
+}
+
+// Each value rounded once: to 16 or 32 bits, or to the E4M3 code of value * inverse.
+template <class Result, int Count>
+__device__ __forceinline__ Elements<Result, Count> rounded(float (&values)[Count], float inverse) {
+  if constexpr (IS_CODE<Result>) {
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) left[i] = weights.prefix * left[i] + weights.suffix * right[i];
-  return pack<Element, BYTES>(left);
+    for (int i = 0; i < Count; ++i) values[i] *= inverse;
+    return pack_fp8<E4M3, Count>(values);
+  } else {
+    return pack<Result, int(sizeof(Elements<Result, Count>))>(values);
+  }
+}
+
+template <class Element, class Result, int Count>
+__device__ __forceinline__ Elements<Result, Count> merged(const MergeWeights& weights,
+                                                          const Elements<Element, Count>& prefix,
+                                                          const Elements<Element, Count>& suffix,
+                                                          float inverse) {
+  if constexpr (!IS_CODE<Result>) {
+    if (weights.source == PREFIX) return prefix;
+    if (weights.source == SUFFIX) return suffix;
+  }
+  if (weights.source == NEITHER) return Elements<Result, Count>{};
+  float left[Count], right[Count];
+  unpack<Element, int(sizeof(prefix))>(prefix, left);
+  unpack<Element, int(sizeof(suffix))>(suffix, right);
+  const bool mixed = !IS_CODE<Result> || weights.source == BOTH;
+#pragma unroll
+  for (int i = 0; i < Count; ++i) {
+    const float mean = weights.prefix * left[i] + weights.suffix * right[i];
+    left[i] = mixed ? mean : weights.source == PREFIX ? left[i] : right[i];
+  }
+  return rounded<Result, Count>(left, inverse);
 }
 
 // Lanes that share a row of so many vectors: a power of two, so that no row lies in two warps.

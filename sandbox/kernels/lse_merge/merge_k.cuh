@@ -18,3 +18,11 @@ __device__ __forceinline__ float weight_of(float lse, float top, float to_natura
 __device__ __forceinline__ float merged_lse(float top, float total, float from_natural) {
   return total == 0.0f ? NO_LSE : top + logf(total) * from_natural;
 }
+
+// Results of a row from its weighted means; exactly 0 where no state counted.
+template <class Result, int Count>
+__device__ __forceinline__ Elements<Result, Count> merged_states(float (&means)[Count], float total,
+                                                                 float inverse) {
+  if (total == 0.0f) return Elements<Result, Count>{};
+  return rounded<Result, Count>(means, inverse);
+}

@@ -11,8 +11,8 @@ import numpy as np
 from sandbox.kernels import numba_target
 from sandbox.kernels.lse_merge import lse_merge_k
 from sandbox.kernels.lse_merge.conventions import by_token
-from sandbox.kernels.lse_merge.launch import base_factors
-from sandbox.kernels.lse_merge.numba_scalar import present
+from sandbox.kernels.lse_merge.numba_merge import present, rounder, scalars
+from sandbox.kernels.numba_columns import inverse
 from sandbox.kernels.numba_math import from_float32, to_float32
 from sandbox.kernels.numba_target import cuda
 
@@ -57,15 +57,16 @@ def lse_merger() -> Any:
 
 @functools.cache
 def _kernel(dtype: np.dtype, out_dtype: np.dtype) -> Any:
-    sum_weights, merged_lse = summer(), lse_merger()
-    to_float, from_float = to_float32(dtype), from_float32(out_dtype)
-    zero, minus_zero = np.float32(0), np.float32(-0.0)
+    sum_weights, merged_lse, inverse_of = summer(), lse_merger(), inverse()
+    to_float, from_float = to_float32(dtype), rounder(out_dtype, from_float32)
+    zero, one, minus_zero = np.float32(0), np.float32(1), np.float32(-0.0)
 
     @cuda.jit
-    def merge_k_scalar(partials, lses, out, out_lse, to_natural, from_natural):
+    def merge_k_scalar(partials, lses, out, out_lse, to_natural, from_natural, output_scale):
         token = cuda.blockIdx.x // out.shape[1]
         head = cuda.blockIdx.x % out.shape[1]
         top, total = sum_weights(lses, token, head, to_natural)
+        scale = inverse_of(output_scale)
         for i in range(cuda.threadIdx.x, out.shape[2], cuda.blockDim.x):
             value = minus_zero  # -0 + x is x, the sign of a zero too
             for k in range(lses.shape[0]):
@@ -73,7 +74,10 @@ def _kernel(dtype: np.dtype, out_dtype: np.dtype) -> Any:
                 if not math.isinf(lse):
                     weight = np.float32(math.exp((lse - top) * to_natural)) / total
                     value += weight * to_float(partials[k, token, head, i])
-            out[token, head, i] = from_float(zero if total == zero else value)
+            if total == zero:
+                out[token, head, i] = from_float(zero, one)
+            else:
+                out[token, head, i] = from_float(value, scale)
         if out_lse.shape[0] > 0 and cuda.threadIdx.x == 0:
             out_lse[token, head] = merged_lse(top, total, from_natural)
 
@@ -94,5 +98,5 @@ def numba_scalar(
         by_token(lses, lse_layout),
         out,
         by_token(present(out_lse, lses[0]), lse_layout),
-        *map(np.float32, base_factors(arguments)),
+        *scalars(arguments, out),
     )

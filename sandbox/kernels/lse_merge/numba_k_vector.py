@@ -11,9 +11,11 @@ import numpy as np
 from sandbox.kernels import numba_target
 from sandbox.kernels.lse_merge import lse_merge_k
 from sandbox.kernels.lse_merge.conventions import by_token
-from sandbox.kernels.lse_merge.launch import base_factors, lanes_for, vector_elements
+from sandbox.kernels.lse_merge.launch import lanes_for, vector_elements
 from sandbox.kernels.lse_merge.numba_k_scalar import lse_merger, summer
-from sandbox.kernels.lse_merge.numba_scalar import present
+from sandbox.kernels.lse_merge.numba_merge import present, rounder, scalars
+from sandbox.kernels.lse_merge.numba_vector import in_words
+from sandbox.kernels.numba_columns import inverse
 from sandbox.kernels.numba_math import decode, encode
 from sandbox.kernels.numba_target import cuda
 
@@ -23,20 +25,21 @@ WORD_BYTES = 8
 
 @functools.cache
 def _kernel(dtype: np.dtype, out_dtype: np.dtype, elements: int) -> Any:
-    sum_weights, merged_lse = summer(), lse_merger()
-    of_code, to_code = decode(dtype), encode(out_dtype)
+    sum_weights, merged_lse, inverse_of = summer(), lse_merger(), inverse()
+    of_code, to_code = decode(dtype), rounder(out_dtype, encode)
     in_word = np.dtype(f"u{elements * dtype.itemsize}").type
     in_code, in_bits = np.dtype(f"u{dtype.itemsize}").type, 8 * dtype.itemsize
     out_word, out_bits = np.dtype(f"u{elements * out_dtype.itemsize}").type, 8 * out_dtype.itemsize
     zero, minus_zero, nothing = np.float32(0), np.float32(-0.0), out_word(0)
 
     @cuda.jit
-    def merge_k_vector(partials, lses, out, out_lse, to_natural, from_natural):
+    def merge_k_vector(partials, lses, out, out_lse, to_natural, from_natural, output_scale):
         row = cuda.blockIdx.x * cuda.blockDim.y + cuda.threadIdx.y
         token, head = row // out.shape[1], row % out.shape[1]
         if token >= out.shape[0]:
             return
         top, total = sum_weights(lses, token, head, to_natural)
+        scale = inverse_of(output_scale)
         sums = cuda.local.array(elements, np.float32)
         for i in range(cuda.threadIdx.x, out.shape[2], cuda.blockDim.x):
             for e in range(elements):
@@ -51,7 +54,7 @@ def _kernel(dtype: np.dtype, out_dtype: np.dtype, elements: int) -> Any:
             merged = nothing
             if total != zero:
                 for e in range(elements):
-                    merged |= out_word(out_word(to_code(sums[e])) << out_word(out_bits * e))
+                    merged |= out_word(out_word(to_code(sums[e], scale)) << out_word(out_bits * e))
             out[token, head, i] = merged
         if out_lse.shape[0] > 0 and cuda.threadIdx.x == 0:
             out_lse[token, head] = merged_lse(top, total, from_natural)
@@ -73,9 +76,9 @@ def numba_vector(
         _kernel(partials.dtype, out.dtype, elements),
         -(-tokens * heads * lanes // THREADS),
         (lanes, THREADS // lanes),
-        partials.view(np.dtype(f"u{elements * partials.dtype.itemsize}")),
+        in_words(partials, elements),
         by_token(lses, lse_layout),
-        out.view(np.dtype(f"u{elements * out.dtype.itemsize}")),
+        in_words(out, elements),
         by_token(present(out_lse, lses[0]), lse_layout),
-        *map(np.float32, base_factors(arguments)),
+        *scalars(arguments, out),
     )

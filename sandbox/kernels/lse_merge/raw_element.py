@@ -3,7 +3,12 @@ from typing import Any
 
 from sandbox.kernels.cuda import CudaKernel
 from sandbox.kernels.lse_merge import lse_merge
-from sandbox.kernels.lse_merge.launch import base_factors, merge_arrays, merge_strides
+from sandbox.kernels.lse_merge.launch import (
+    merge_arrays,
+    merge_macros,
+    merge_options,
+    merge_strides,
+)
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "lse_merge_element")
 MAX_THREADS = 256
@@ -20,6 +25,6 @@ def raw_element(**arguments: Any) -> None:
         merge_strides(arguments),
         heads,
         head_dim,
-        *base_factors(arguments),
-        macros={"ELEMENT": arguments["prefix"].dtype},
+        *merge_options(arguments),
+        macros=merge_macros(arguments),
     )

@@ -5,12 +5,13 @@
 extern "C" __global__ void __launch_bounds__(1024)
     lse_merge_k_element(const PARTIAL* partials, const float* lses, RESULT* out, float* out_lse,
                         const MergeKStrides strides, int states, int heads, int head_dim,
-                        float to_natural, float from_natural) {
+                        float to_natural, float from_natural, const float* output_scale) {
   const long long token = blockIdx.x / heads;
   const int head = blockIdx.x % heads;
   partials += strides.partials(token, head);
   lses += strides.lses(token, head);
-  out += strides.out(token, head);
+  auto* to = reinterpret_cast<Elements<RESULT, 1>*>(out + strides.out(token, head));
+  const float inverse = inverse_scale<RESULT>(output_scale);
   float top = NO_LSE;
   for (int k = 0; k < states; ++k) {
     const float lse = lses[k * strides.lses_state];
@@ -26,7 +27,8 @@ extern "C" __global__ void __launch_bounds__(1024)
       total += weight;
       sum += weight * to_float(partials[k * strides.partials_state + i]);
     }
-    out[i] = from_float<RESULT>(total == 0.0f ? 0.0f : sum / total);
+    float mean[1] = {sum / total};
+    to[i] = merged_states<RESULT, 1>(mean, total, inverse);
   }
   if (threadIdx.x == 0 && out_lse != nullptr) {
     out_lse[strides.out_lse(token, head)] = merged_lse(top, total, from_natural);

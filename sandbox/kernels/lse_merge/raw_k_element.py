@@ -22,5 +22,6 @@ def raw_element(**arguments: Any) -> None:
         heads,
         head_dim,
         *base_factors(arguments),
+        arguments["output_scale"],
         macros={"PARTIAL": arguments["partials"].dtype, "RESULT": arguments["out"].dtype},
     )

@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     lse_merge_k_vector(const PARTIAL* __restrict__ partials, const float* __restrict__ lses,
                        RESULT* __restrict__ out, float* __restrict__ out_lse,
                        const MergeKStrides strides, int states, long long rows, float to_natural,
-                       float from_natural) {
+                       float from_natural, const float* __restrict__ output_scale) {
   const int lane = threadIdx.x % LANES;
   const unsigned long long group =
       blockIdx.x * (unsigned long long)(THREADS / LANES) + threadIdx.x / LANES;
@@ -58,6 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     total += __shfl_xor_sync(WARP, total, step, LANES);
   }
   const float scale = 1.0f / total;
+  const float inverse = inverse_scale<RESULT>(output_scale);
 
   float sum[ELEMENTS];
 #pragma unroll
@@ -86,13 +87,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       }
     }
   }
-  if (total == 0.0f) {
-#pragma unroll
-    for (int e = 0; e < ELEMENTS; ++e) sum[e] = 0.0f;
-  }
   if (busy) {
     store_once<OUT_BYTES>(out + strides.out(token, head) + vector * ELEMENTS,
-                          pack<RESULT, OUT_BYTES>(sum));
+                          merged_states<RESULT, ELEMENTS>(sum, total, inverse));
   }
   if (exists && lane == 0 && slice == 0 && out_lse != nullptr) {
     out_lse[strides.out_lse(token, head)] = merged_lse(top, total, from_natural);

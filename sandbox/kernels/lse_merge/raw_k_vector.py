@@ -35,6 +35,7 @@ def raw_vector(**arguments: Any) -> None:
         states,
         tokens * heads,
         *base_factors(arguments),
+        arguments["output_scale"],
         macros={
             "PARTIAL": partials.dtype,
             "RESULT": out.dtype,

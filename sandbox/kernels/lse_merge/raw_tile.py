@@ -4,8 +4,9 @@ from typing import Any
 from sandbox.kernels.cuda import CudaKernel
 from sandbox.kernels.lse_merge import lse_merge
 from sandbox.kernels.lse_merge.launch import (
-    base_factors,
     merge_arrays,
+    merge_macros,
+    merge_options,
     packed_strides,
     vector_elements,
 )
@@ -41,15 +42,15 @@ def raw_tile(**arguments: Any) -> None:
         *merge_arrays(arguments),
         strides,
         tokens,
-        *base_factors(arguments),
+        *merge_options(arguments),
         macros={
-            "ELEMENT": prefix.dtype,
+            **merge_macros(arguments),
             "HEADS": heads,
             "HEAD_DIM": head_dim,
             "PACKED": packed,
             "TILE_TOKENS": tile_tokens,
             "TILE_HEADS": tile_heads,
-            "VECTOR": elements * prefix.dtype.itemsize,
+            "ELEMENTS": elements,
             "THREADS": THREADS,
             "IN_FLIGHT": IN_FLIGHT,
         },

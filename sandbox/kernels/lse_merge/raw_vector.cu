@@ -3,22 +3,25 @@
 #include "merge.cuh"
 #include "overlap.cuh"
 
-constexpr int VECTORS = HEAD_DIM * int(sizeof(ELEMENT)) / VECTOR;
+constexpr int IN_BYTES = ELEMENTS * int(sizeof(ELEMENT));
+constexpr int OUT_BYTES = ELEMENTS * int(sizeof(RESULT));
+constexpr int VECTORS = HEAD_DIM / ELEMENTS;
 constexpr int LANES = lanes_for(VECTORS);
 constexpr int PER_LANE = (VECTORS + LANES - 1) / LANES;
 constexpr int IN_FLIGHT = PER_LANE < MAX_IN_FLIGHT ? PER_LANE : MAX_IN_FLIGHT;
 
-extern "C" __global__ void __launch_bounds__(THREADS, PER_LANE == 1 ? BLOCKS_PER_SM : 1)
+extern "C" __global__ void __launch_bounds__(THREADS)
     lse_merge_vector(const ELEMENT* prefix, const float* prefix_lse, const ELEMENT* suffix,
-                     const float* suffix_lse, ELEMENT* out, float* out_lse,
+                     const float* suffix_lse, RESULT* out, float* out_lse,
                      const MergeStrides strides, long long rows, float to_natural,
-                     float from_natural) {
+                     float from_natural, const float* output_scale, long long context_tokens) {
   wait_for_previous_kernel();
   const int lane = threadIdx.x % LANES;
   const long long row = blockIdx.x * (long long)(THREADS / LANES) + threadIdx.x / LANES;
   const bool exists = row < rows;
   const long long token = (unsigned long long)row / HEADS;
   const int head = int(row - token * HEADS);
+  const bool has_prefix = !CONTEXT || token < context_tokens;
   const char* left_row = reinterpret_cast<const char*>(prefix + strides.prefix(token, head));
   const char* right_row = reinterpret_cast<const char*>(suffix + strides.suffix(token, head));
   char* merged_row = reinterpret_cast<char*>(out + strides.out(token, head));
@@ -26,28 +29,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, PER_LANE == 1 ? BLOCKS_PER
 
   float left_lse = 0.0f, right_lse = 0.0f;
   if (exists) {
-    left_lse = prefix_lse[strides.prefix_lse(token, head)];
+    left_lse = has_prefix ? prefix_lse[strides.prefix_lse(token, head)] : NO_LSE;
     right_lse = suffix_lse[strides.suffix_lse(token, head)];
   }
   MergeWeights weights;
+  float inverse;
 #pragma unroll 1
   for (int first = lane; first < LANES * PER_LANE; first += LANES * IN_FLIGHT) {
-    Vector<VECTOR> left[IN_FLIGHT], right[IN_FLIGHT];
+    Vector<IN_BYTES> left[IN_FLIGHT], right[IN_FLIGHT];
 #pragma unroll
     for (int i = 0; i < IN_FLIGHT; ++i) {
       const int vector = first + LANES * i;
       if (vector < end) {
-        left[i] = stream_in<VECTOR>(left_row + vector * VECTOR);
-        right[i] = stream_in<VECTOR>(right_row + vector * VECTOR);
+        left[i] = Vector<IN_BYTES>{};
+        if (has_prefix) left[i] = stream_in<IN_BYTES>(left_row + vector * IN_BYTES);
+        right[i] = stream_in<IN_BYTES>(right_row + vector * IN_BYTES);
       }
     }
-    if (first == lane) weights = weigh(left_lse, right_lse, to_natural, from_natural);
+    if (first == lane) {
+      weights = weigh(left_lse, right_lse, to_natural, from_natural);
+      inverse = inverse_scale<RESULT>(output_scale);
+    }
 #pragma unroll
     for (int i = 0; i < IN_FLIGHT; ++i) {
       const int vector = first + LANES * i;
       if (vector < end) {
-        store_once<VECTOR>(merged_row + vector * VECTOR,
-                           merged<ELEMENT, VECTOR>(weights, left[i], right[i]));
+        store_once<OUT_BYTES>(
+            merged_row + vector * OUT_BYTES,
+            merged<ELEMENT, RESULT, ELEMENTS>(weights, left[i], right[i], inverse));
       }
     }
   }

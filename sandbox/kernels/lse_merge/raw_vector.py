@@ -4,16 +4,16 @@ from typing import Any
 from sandbox.kernels.cuda import CudaKernel
 from sandbox.kernels.lse_merge import lse_merge
 from sandbox.kernels.lse_merge.launch import (
-    base_factors,
     lanes_for,
     merge_arrays,
+    merge_macros,
+    merge_options,
     packed_strides,
     vector_elements,
 )
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "lse_merge_vector", overlap=True)
 THREADS = 128
-BLOCKS_PER_SM = 16
 MAX_IN_FLIGHT = 4
 
 
@@ -33,15 +33,14 @@ def raw_vector(**arguments: Any) -> None:
         *merge_arrays(arguments),
         strides,
         tokens * heads,
-        *base_factors(arguments),
+        *merge_options(arguments),
         macros={
-            "ELEMENT": prefix.dtype,
+            **merge_macros(arguments),
             "HEADS": heads,
             "HEAD_DIM": head_dim,
             "PACKED": packed,
-            "VECTOR": elements * prefix.dtype.itemsize,
+            "ELEMENTS": elements,
             "THREADS": THREADS,
-            "BLOCKS_PER_SM": BLOCKS_PER_SM,
             "MAX_IN_FLIGHT": MAX_IN_FLIGHT,
         },
     )

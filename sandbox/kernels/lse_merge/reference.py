@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sandbox import arrays
+from sandbox.cache_formats import E4M3
 from sandbox.kernels.lse_merge.conventions import NATURAL, by_token
 
 
@@ -21,10 +22,13 @@ def lse_merge(
     return_lse: bool,
     lse_base: str,
     lse_layout: str,
+    output_scale: Any,
+    context_tokens: int,
 ) -> dict[str, Any]:
     xp = arrays.namespace(prefix)
     lses = xp.stack([prefix_lse, suffix_lse])
-    return _softmax(xp, [prefix, suffix], lses, lse_base, lse_layout)
+    by_token(lses, lse_layout)[0, context_tokens:] = -np.inf
+    return _softmax(xp, [prefix, suffix], lses, lse_base, lse_layout, output_scale)
 
 
 def lse_merge_k(
@@ -36,11 +40,15 @@ def lse_merge_k(
     return_lse: bool,
     lse_base: str,
     lse_layout: str,
+    output_scale: Any,
 ) -> dict[str, Any]:
-    return _softmax(arrays.namespace(partials), partials, lses, lse_base, lse_layout)
+    xp = arrays.namespace(partials)
+    return _softmax(xp, partials, lses, lse_base, lse_layout, output_scale)
 
 
-def _softmax(xp: Any, states: Sequence[Any], lses: Any, base: str, layout: str) -> dict[str, Any]:
+def _softmax(
+    xp: Any, states: Sequence[Any], lses: Any, base: str, layout: str, output_scale: Any
+) -> dict[str, Any]:
     lses = by_token(lses, layout).astype(np.float64)
     empty = xp.isinf(lses)
     lses = xp.where(empty, -np.inf, lses)
@@ -55,7 +63,12 @@ def _softmax(xp: Any, states: Sequence[Any], lses: Any, base: str, layout: str) 
         for state, weight, none in zip(states, weights, empty):
             term = weight[..., None] * state.astype(np.float64)
             merged += xp.where(none[..., None], -0.0, term)
-    merged = xp.where(nobody[..., None], 0.0, merged / divisor)
+    merged = merged / divisor
+    if output_scale is not None:
+        with np.errstate(all="ignore"):
+            inverse = np.float32(1) / output_scale
+            merged = E4M3.encode(merged.astype(np.float32) * inverse)
+    merged = xp.where(nobody[..., None], merged.dtype.type(0), merged)
     lse = top + xp.log(xp.where(nobody, 1.0, total)) / NATURAL[base]
     lse = xp.where(nobody, -np.inf, lse)
     return {"out": merged, "out_lse": by_token(lse, layout)}
