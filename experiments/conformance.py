@@ -175,37 +175,35 @@ def user_function(role: str, place: str) -> Callable[..., Any]:
 
 def show(jobs: Sequence[Job], folder: Path) -> None:
     """The run on the terminal."""
-    console.print(table(jobs))
+    for title in dict.fromkeys(job.title for job in jobs):
+        console.print(table(title, [job for job in jobs if job.title == title]))
     for line in dict.fromkeys(line for job in jobs for line in remarks(job)):
         say(f"  {line}", "dim", indent=4)
     for line in failures(jobs):
         say(line, "red", indent=2)
     statuses = [finding.status for job in jobs for finding in job.findings]
     failed = sum(status in FAILURES for status in statuses)
-    verdict = f"{failed} sets of vectors failed, " * (failed > 0)
-    verdict += f"{statuses.count('PASSED')} passed; everything is in {folder}/"
+    verdict = f"vectors of version {VERSION}: " + f"{failed} sets failed, " * (failed > 0)
+    verdict += f"{statuses.count('PASSED')} sets passed; everything is in {folder}/"
     say(verdict, "bold red" if failed else "bold")
 
 
-def table(jobs: Sequence[Job]) -> Table:
-    """What came of each format, a line for all variants of an op that came out alike."""
+def table(title: str, jobs: Sequence[Job]) -> Table:
+    """What came of each format, a line for all variants that came out alike."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for job in sorted(jobs, key=lambda job: list(FORMATS).index(job.cache_format)):
         ran = [each for each in job.findings if each.status != "UNAVAILABLE"]
         name = " ".join(filter(None, (job.cache_format, job.tile_scale)))
         sets = part_of(len(ran), len(job.vectors))
         rows = part_of(sum(f.rows for f in ran), sum(len(v.stored) for v in job.vectors))
-        what = f"{job.role} {job.name}" if job.call else f"{job.name}:"
-        key = (name, what, job.target, job.status, sets, rows)
-        groups.setdefault(key, []).append(job.variant)
-    made = Table(title=f"conformance vectors, version {VERSION}", box=box.SIMPLE_HEAD)
-    for heading in ("format", "writer or reader", "target", "status", "sets", "rows"):
-        right, fold = heading in ("sets", "rows"), heading == "writer or reader"
-        justify, overflow = "right" if right else "left", "fold" if fold else "ellipsis"
-        made.add_column(heading, justify=justify, no_wrap=not fold, overflow=overflow)
-    for (name, what, target, status, sets, rows), variants in groups.items():
-        what = f"{what} {', '.join(variants)}".rstrip()
-        made.add_row(name, what, target, Text(status, STYLES[status]), sets, rows)
+        groups.setdefault((name, job.target, job.status, sets, rows), []).append(job.variant)
+    made = Table(title=title, title_style="bold", box=box.SIMPLE_HEAD)
+    for heading in ("format", "variants", "target", "status", "sets", "rows"):
+        justify = "right" if heading in ("sets", "rows") else "left"
+        made.add_column(heading, justify=justify, no_wrap=heading != "variants")
+    for (name, target, status, sets, rows), variants in groups.items():
+        cells = (name, ", ".join(variants), target, Text(status, STYLES[status]), sets, rows)
+        made.add_row(*cells)
     return made
 
 
@@ -216,7 +214,7 @@ def part_of(some: int, total: int) -> str:
 def remarks(job: Job) -> Iterator[str]:
     """Why something was not checked."""
     if job.target == "sim":
-        yield f"sim is slow: at most {SIM_VALUES} values of a set, and only sets with narrow rows"
+        yield f"sim is slow: it gets at most {SIM_VALUES} values of a set of vectors"
     for reason in {each.message for each in job.findings if each.status == "UNAVAILABLE"}:
         yield f"not run: {job.place}: {reason}"
 

@@ -85,6 +85,11 @@ class Job:
         return next((status for status in order if status in found), "UNAVAILABLE")
 
     @property
+    def title(self) -> str:
+        """The op or the user's function, and what it does."""
+        return f"{self.name} ({self.role})"
+
+    @property
     def place(self) -> str:
         """The user's function, or an op, its variant and where it runs."""
         if self.call:
@@ -106,8 +111,6 @@ class Job:
         """Fill in the findings; a worker that died is asked no more."""
         for vectors in self.vectors:
             some = sample(vectors, self.target)
-            if some is None:
-                continue
             lost = False
             try:
                 verdict = self._verdict(some, worker)

@@ -238,7 +238,7 @@ def test_variants_of_the_ops(run, tmp_path, monkeypatch):
     }
     assert "the process died (exit code 3)" in output
     assert "not run: concat_insert planted_refusal on cpu: " in output
-    assert "concat_insert: reference, planted_right" in output
+    assert re.search("bfloat16 +reference, planted_right +cpu +PASSED", output)
 
 
 def test_the_simulator_gets_a_few_rows_and_the_others_all():
@@ -246,8 +246,6 @@ def test_the_simulator_gets_a_few_rows_and_the_others_all():
         for target in ("host", "cpu", "gpu", ""):
             np.testing.assert_array_equal(sample(each, target).stored, each.stored)
         some = sample(each, "sim")
-        if each.L + each.R > SIM_VALUES:
-            assert some is None
-        else:
-            assert 0 < some.values.size <= SIM_VALUES
-            assert len(np.unique(some.stored, axis=0)) > 1 or len(some.stored) == 1
+        few = min(len(each.stored), SIM_VALUES // (each.L + each.R))
+        assert len(some.stored) == few > 0
+        assert few == 1 or len(np.unique(some.stored, axis=0)) > 1

@@ -199,18 +199,18 @@ def plain_rows(fmt: CacheFormat) -> Iterator[tuple[str, Widths, Any]]:
 def stored_rows(fmt: CacheFormat, dims: RowWidths) -> Any:
     """Rows of a packed format for readers: every code in the latent and in the key, scales that
     no writer of ours leaves, keys of all kinds."""
-    fields = fmt.fields(dims)
-    widest = min((f.count for f in fields.values() if f.dtype.itemsize == 1 and f.count), default=1)
-    count = max(-(-256 // widest), len(TILE_SCALES))
+    layout = fmt.layout(dims)
+    narrowest = min(f.count for f in layout if f.dtype.itemsize == 1 and f.count)
+    rows = np.arange(max(-(-256 // narrowest), len(TILE_SCALES)))[:, None]
     parts = []
-    for field in fields.values():
-        places = np.arange(count * field.count).reshape(count, field.count)
+    for number, field in enumerate(layout):
+        columns = np.arange(field.count)
         if field.dtype.itemsize == 1:
-            parts.append(places.astype(np.uint8))
+            elements = (columns + rows * min(field.count, 37)).astype(np.uint8)
         elif field.dtype == BFLOAT16:
-            parts.append((places * 1031 + 17).astype(np.uint16).view(np.uint8))
+            elements = ((columns + rows * field.count) * 1031 + 17).astype(np.uint16)
         else:
-            step = 3 if field.name == "k_pe_scale" else 0
-            scales = np.asarray(TILE_SCALES, np.float32)[(places + step) % len(TILE_SCALES)]
-            parts.append(scales.view(np.uint8))
+            places = (columns + rows * 5 + number) % len(TILE_SCALES)
+            elements = np.asarray(TILE_SCALES, np.float32)[places]
+        parts.append(elements.view(np.uint8))
     return np.concatenate(parts, axis=1)
