@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from concat_insert_problems import every_variant, problem, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,38 +22,6 @@ from sandbox.kernels.concat_insert import cases, reference
 from sandbox.kernels.conformance import bits_of
 
 OPS = (concat_insert, concat_insert_prefill, concat_insert_decode)
-
-
-def here(*ops, kinds=("numpy", "cuda", "numba", "torch")):
-    """All variants of the ops on this machine's CPU."""
-    return [
-        pytest.param(
-            op,
-            variant.name,
-            id=f"{op.name}-{variant.name}",
-            marks=[pytest.mark.skipif(bool(reason), reason=str(reason))],
-        )
-        for op in ops
-        for variant in op.variants.values()
-        if variant.kind in kinds
-        for reason in [variant.unavailable(variant.target(gpu=False))]
-    ]
-
-
-def every_variant(*ops, **kinds):
-    return pytest.mark.parametrize(("op", "variant"), here(*ops, **kinds))
-
-
-def problem(op, dtype=np.float32, dims="tiny", tokens=(2, 1), context=(7, 0), **options):
-    """A small call: its arguments, outputs left out. Dims all differ; positions are not 0."""
-    workload = Workload("few", context, tokens)
-    options = {"block_size": 4, **options}
-    case = Case(PRESETS.get(dims, dims), "dims", np.dtype(dtype), workload, options)
-    return op.make_inputs(case, np)
-
-
-def same_bits(left, right):
-    return left.shape == right.shape and bool((bits_of(left) == bits_of(right)).all())
 
 
 @every_variant(*OPS)
