@@ -12,8 +12,8 @@ from sandbox.kernels import OPS, specialisations
 from sandbox.kernels.cuda import ARCHITECTURES, nvrtc, prebuild
 
 PACKED = [fmt.name for fmt in FORMATS.values() if fmt.packed]
-TELLING = ("sm_75", "sm_90")
-"""Without and with instructions for 8-bit floats: packed formats are compiled for these alone."""
+TELLING = ("sm_75", "sm_90", "sm_120")
+"""Without instructions for 8-bit floats, and with them: packed formats are compiled for these."""
 
 RAW = [
     pytest.param(op, variant, id=f"{op.name}-{variant.name}")
