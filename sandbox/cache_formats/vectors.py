@@ -79,7 +79,7 @@ def load(path: Path = FILE) -> tuple[Vectors, ...]:
         ValueError: the file has another version than this loader.
     """
     with np.load(path) as found:
-        index = json.loads(str(found["index"]))
+        index = json.loads(found["index"].tobytes())
         if index["version"] != VERSION:
             raise ValueError(f"{path} has version {index['version']}, expected {VERSION}")
         arrays = {name: found[name] for name in found.files}
@@ -167,7 +167,7 @@ def save(vectors: Iterable[Vectors], path: Path = FILE) -> None:
     ]
     index = json.dumps({"version": VERSION, "vectors": entries})
     path.parent.mkdir(exist_ok=True)
-    np.savez_compressed(path, index=np.array(index), **arrays)
+    np.savez_compressed(path, index=np.frombuffer(index.encode(), np.uint8), **arrays)
 
 
 if __name__ == "__main__":
