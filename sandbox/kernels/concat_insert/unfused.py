@@ -20,7 +20,6 @@ from sandbox.kernels.cuda import CudaKernel
 COPY = CudaKernel(Path(__file__).with_name("unfused_copy.cu"), "copy_columns")
 ROPE = CudaKernel(Path(__file__).with_name("unfused_rope.cu"), "rope_columns")
 THREADS = 256
-PLAIN_ROW = {"FORMAT": "PLAIN"}
 
 
 def copy_columns(source: Any, target: Any) -> None:
@@ -35,19 +34,16 @@ def copy_columns(source: Any, target: Any) -> None:
     COPY(tokens * (columns > 0), THREADS, *_heads(source), *_heads(target), macros=macros)
 
 
-def rope_columns(source: Any, target: Any, positions: Any, cos_sin: Any) -> None:
-    """Rotate `[T, N, R]` into target, or copy it without positions; source may have one head."""
-    if positions is None:
+def rope_columns(
+    source: Any, target: Any, positions: Any, cos_sin: Any, descale: Any = None
+) -> None:
+    """Rotate `[T, N, R]`, or not without positions, into target, or into E4M3 codes with a descale;
+    source may have one head."""
+    if positions is None and descale is None:
         copy_columns(source, target)
     else:
-        _rope(source, target, target.strides[:2], positions, cos_sin)
-
-
-def quantise_columns(
-    source: Any, target: Any, descale: Any, positions: Any = None, cos_sin: Any = None
-) -> None:
-    """E4M3 codes of `[T, N, columns]`, an even number of them, rotated first with positions."""
-    _rope(source, target, target.strides[:2], positions, cos_sin, scale=descale, fp8_query=True)
+        strides = target.strides[:2]
+        _rope(source, target, strides, positions, cos_sin, descale, fp8=descale is not None)
 
 
 def insert_rotated(arguments: Mapping[str, Any]) -> None:
@@ -68,9 +64,9 @@ def insert_rotated(arguments: Mapping[str, Any]) -> None:
         target.strides[:2],
         arguments["positions"],
         arguments["cos_sin"],
-        scale=arguments["k_scale"],
+        arguments["k_scale"],
         slots=(slots, block_size, num_blocks * block_size),
-        row=format_macros(arguments),
+        form=format_macros(arguments)["FORMAT"],
     )
 
 
@@ -90,11 +86,11 @@ def _rope(
     strides: tuple[int, int],
     positions: Any,
     cos_sin: Any,
-    *,
     scale: Any = None,
-    fp8_query: bool = False,
+    *,
+    fp8: bool = False,
     slots: tuple[Any, int, int] = (None, 1, 0),
-    row: Mapping[str, Any] = PLAIN_ROW,
+    form: str = "PLAIN",
 ) -> None:
     tokens, _, width = source.shape
     vector = widest_vector(source)
@@ -107,8 +103,8 @@ def _rope(
         "ELEMENT": source.dtype,
         "HEADS": 1 if slots[0] is not None else target.shape[1],
         "ROPE": width,
-        "FP8_QUERY": fp8_query,
-        "FORMAT": row["FORMAT"],
+        "FP8_QUERY": fp8,
+        "FORMAT": form,
     }
     place = (target, *strides, scale, *slots)
     table = (positions, *table_arguments(cos_sin))
