@@ -1,14 +1,16 @@
 // A block some heads of a token, keys and values side by side, as they lie in the projection. A
-// thread stays at its columns while it walks over the heads.
+// thread stays at its columns while it walks over the heads; the first of them store k_pe too.
 #include "fp8_heads.cuh"
 #include "overlap.cuh"
+#include "residency.cuh"
 
-constexpr int NOPES = NOPE / COUNT;
-constexpr int KEYS = NOPES + ROPE / COUNT;
-constexpr int ITEMS = KEYS + VALUE / COUNT;  // of a head, keys first
 constexpr int BYTES = COUNT * int(sizeof(ELEMENT));  // of an item, before it is coded
+constexpr int NOPES = NOPE / COUNT;                  // items of a head
+constexpr int ROPES = ROPE / COUNT;
+constexpr int LOADED = NOPES + VALUE / COUNT;
+constexpr int ITEMS = LOADED > ROPES ? LOADED : ROPES;
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks(BLOCKS_PER_SM))
     concat_fp8_vector(const char* k_nope, long long k_nope_token_stride,
                       long long k_nope_head_stride, const char* k_pe, long long k_pe_stride,
                       const char* v, long long v_token_stride, long long v_head_stride,
@@ -25,22 +27,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   v += token * v_token_stride + first_head * v_head_stride;
   k_out += token * k_out_token_stride + first_head * k_out_head_stride;
   v_out += token * v_out_token_stride + first_head * v_out_head_stride;
-  walk_items<ITEMS, THREADS>(heads, [&](int item, const HeadWalk& walk) {
-    HeadColumns columns;
-    if (item < KEYS) {
-      const bool shared = item >= NOPES;
-      columns.from = shared ? k_pe + (item - NOPES) * BYTES : k_nope + item * BYTES;
-      columns.from_stride = shared ? 0 : k_nope_head_stride;
-      columns.to = k_out + item * COUNT;
-      columns.to_stride = k_out_head_stride;
-      columns.descale = k_descale;
-    } else {
-      columns.from = v + (item - KEYS) * BYTES;
-      columns.from_stride = v_head_stride;
-      columns.to = v_out + (item - KEYS) * COUNT;
-      columns.to_stride = v_out_head_stride;
-      columns.descale = v_descale;
-    }
-    quantise_heads<ELEMENT, COUNT, IN_FLIGHT>(columns, walk, AsTheyAre());
+  walk_items<ITEMS, 0, THREADS>(heads, [&](int item, const HeadWalk& walk) {
+    const int other = item - NOPES;
+    const HeadColumns columns =
+        other < 0 ? HeadColumns{k_nope + item * BYTES, k_nope_head_stride, k_out + item * COUNT,
+                                k_out_head_stride, k_descale}
+                  : HeadColumns{v + other * BYTES, v_head_stride, v_out + other * COUNT,
+                                v_out_head_stride, v_descale};
+    const HeadColumns rope = {k_pe + item * BYTES, 0, k_out + NOPE + item * COUNT,
+                              k_out_head_stride, k_descale};
+    const auto shared =
+        SharedCodes<COUNT>::of<ELEMENT>(rope, walk, item < ROPES, Plainly());
+    quantise_heads<ELEMENT, COUNT, IN_FLIGHT>(columns, walk, shared,
+                                              ITEMS == LOADED || item < LOADED);
   });
 }

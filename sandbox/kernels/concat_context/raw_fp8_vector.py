@@ -7,7 +7,7 @@ from sandbox.kernels.concat_insert.head_launch import codes_a_store, halves, hea
 from sandbox.kernels.cuda import CudaKernel
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "concat_fp8_vector", overlap=True)
-THREADS, IN_FLIGHT = 320, 4
+THREADS, IN_FLIGHT, BLOCKS_PER_SM = 256, 4, 4
 MOST_CODES = 8
 """What one thread stores at a time: the codes of 16 bytes that it loaded."""
 
@@ -21,6 +21,7 @@ def raw_vector(**arguments: Any) -> None:
     macros = {
         "THREADS": THREADS,
         "IN_FLIGHT": IN_FLIGHT,
+        "BLOCKS_PER_SM": BLOCKS_PER_SM,
         "COUNT": codes_a_store([k_nope, k_pe, v], targets, MOST_CODES),
         "ELEMENT": k_nope.dtype,
         "HEADS": heads,

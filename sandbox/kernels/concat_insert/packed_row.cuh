@@ -40,16 +40,6 @@ __device__ __forceinline__ void store_by(char* to, const Piece& piece) {
   }
 }
 
-// E4M3 codes of a head's values, times the reciprocal of their descale.
-template <int Count>
-__device__ __forceinline__ Vector<Count> head_codes(const float (&values)[Count],
-                                                    float reciprocal) {
-  float scaled[Count];
-#pragma unroll
-  for (int i = 0; i < Count; ++i) scaled[i] = values[i] * reciprocal;
-  return pack_fp8<E4M3, Count>(scaled);
-}
-
 // The greatest number of `Lanes` neighbouring threads; the whole warp takes part.
 template <int Lanes> __device__ __forceinline__ unsigned int greatest_of(unsigned int mine) {
 #pragma unroll

@@ -11,8 +11,9 @@
 constexpr int BYTES = COUNT * int(sizeof(ELEMENT));  // of an item, before it is coded
 constexpr int PAIRS = COUNT > 1 ? COUNT / 2 : 1;
 constexpr int NOPES = NOPE / COUNT;  // items of a head
-constexpr int KEYS = NOPES + ROPE / COUNT;
-constexpr int VALUES = VALUE / COUNT;
+constexpr int ROPES = ROPE / COUNT;
+constexpr int LOADED = NOPES + VALUE / COUNT;  // of keys and values; the first store k_pe too
+constexpr int ITEMS = LOADED > ROPES ? LOADED : ROPES;
 
 // One token's heads of an input and of the codes made of it.
 struct Heads {
@@ -36,11 +37,14 @@ __device__ __forceinline__ Heads heads_at(const void* from, long long from_token
           to_stride, descale};
 }
 
-struct Rotation {
+struct Rotation : Plainly {
   const RopeTable& table;
   const long long* position;
-  int piece;  // of the rotated columns; negative: others, which are not rotated
+  const int piece;  // of the rotated columns; negative: others, which are not rotated
   Angles<PAIRS> angles;
+
+  __device__ __forceinline__ Rotation(const RopeTable& table, const long long* position, int piece)
+      : table(table), position(position), piece(piece) {}
 
   __device__ __forceinline__ bool turns() const { return piece >= 0 && table.rows != nullptr; }
 
@@ -49,7 +53,7 @@ struct Rotation {
     angles = angles_at<PAIRS, TABLE_VECTOR>(table, __ldg(position), ROPE / 2, piece * PAIRS);
   }
 
-  __device__ __forceinline__ void apply(float (&values)[COUNT]) const {
+  __device__ __forceinline__ void change(float (&values)[COUNT]) const {
     if constexpr (COUNT > 1) {
       if (!turns()) return;
 #pragma unroll
@@ -85,9 +89,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks(BLOCKS_PER
   if (queries) {
     const Heads query = heads_at(q, q_token_stride, q_head_stride, q_out, q_out_token_stride,
                                  q_out_head_stride, q_descale, token, first);
-    walk_items<KEYS, THREADS>(heads, [&](int item, const HeadWalk& walk) {
+    walk_items<NOPES, ROPES, THREADS>(heads, [&](int item, const HeadWalk& walk) {
       quantise_heads<ELEMENT, COUNT, IN_FLIGHT>(query.item(item), walk,
-                                                Rotation{table, position, item - NOPES});
+                                                Rotation(table, position, item - NOPES));
     });
     return;
   }
@@ -103,14 +107,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks(BLOCKS_PER
                              k_out_token_stride, k_out_head_stride, k_descale, token, first);
   const Heads value = heads_at(v, v_token_stride, v_head_stride, v_out, v_out_token_stride,
                                v_out_head_stride, v_descale, token, first);
-  walk_items<KEYS + VALUES, THREADS>(heads, [&](int item, const HeadWalk& walk) {
-    HeadColumns columns = item < KEYS ? key.item(item) : value.item(item - KEYS);
-    const bool rope = item >= NOPES && item < KEYS;
-    if (rope) {  // the same for all heads
-      columns.from = k_pe + (item - NOPES) * BYTES;
-      columns.from_stride = 0;
-    }
-    quantise_heads<ELEMENT, COUNT, IN_FLIGHT>(columns, walk,
-                                              Rotation{table, position, rope ? item - NOPES : -1});
+  walk_items<ITEMS, 0, THREADS>(heads, [&](int item, const HeadWalk& walk) {
+    const HeadColumns rope = {k_pe + item * BYTES, 0, key.to + NOPE + item * COUNT,
+                              key.to_stride, k_descale};
+    const auto shared = SharedCodes<COUNT>::of<ELEMENT>(rope, walk, item < ROPES,
+                                                        Rotation(table, position, item));
+    quantise_heads<ELEMENT, COUNT, IN_FLIGHT>(
+        item < NOPES ? key.item(item) : value.item(item - NOPES), walk, shared,
+        ITEMS == LOADED || item < LOADED);
   });
 }

@@ -17,7 +17,7 @@ from sandbox.kernels.concat_insert.launch import (
 from sandbox.kernels.cuda import CudaKernel
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "prefill_fp8_fused", overlap=True)
-THREADS, IN_FLIGHT, BLOCKS_PER_SM = 320, 4, 3
+THREADS, IN_FLIGHT, BLOCKS_PER_SM = 256, 4, 4
 MOST_CODES = 8
 """What one thread stores at a time: the codes of 16 bytes that it loaded."""
 

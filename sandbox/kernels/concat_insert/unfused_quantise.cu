@@ -7,9 +7,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
              long long to_head_stride) {
   from += blockIdx.x * from_token_stride;
   to += blockIdx.x * to_token_stride;
-  walk_items<WIDTH / COUNT, THREADS>(HEADS, [&](int item, const HeadWalk& walk) {
+  walk_items<COLUMNS / COUNT, 0, THREADS>(HEADS, [&](int item, const HeadWalk& walk) {
     const HeadColumns columns = {from + item * COUNT * int(sizeof(ELEMENT)), from_head_stride,
                                  to + item * COUNT, to_head_stride, descale};
-    quantise_heads<ELEMENT, COUNT, IN_FLIGHT>(columns, walk, AsTheyAre());
+    quantise_heads<ELEMENT, COUNT, IN_FLIGHT>(columns, walk, Plainly());
   });
 }

@@ -13,14 +13,14 @@ THREADS, IN_FLIGHT, MOST_CODES = 384, 4, 8
 
 
 def quantise_heads(source: Any, target: Any, descale: Any) -> None:
-    """E4M3 codes of `[T, N, width]` times `1 / descale`."""
-    tokens, heads, width = source.shape
+    """E4M3 codes of `[T, N, columns]` times `1 / descale`."""
+    tokens, heads, columns = source.shape
     macros = {
         "THREADS": THREADS,
         "IN_FLIGHT": IN_FLIGHT,
         "COUNT": codes_a_store([source], [target], MOST_CODES),
         "ELEMENT": source.dtype,
         "HEADS": heads,
-        "WIDTH": width,
+        "COLUMNS": columns,
     }
     QUANTISE(tokens, THREADS, *place(source), descale, *place(target), macros=macros)

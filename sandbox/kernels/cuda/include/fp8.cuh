@@ -112,3 +112,13 @@ __device__ __forceinline__ void unpack_fp8(const Vector<Count>& from, float (&to
     }
   }
 }
+
+// E4M3 codes of a head's values, times the reciprocal of their descale.
+template <int Count>
+__device__ __forceinline__ Vector<Count> head_codes(const float (&values)[Count],
+                                                    float reciprocal) {
+  float scaled[Count];
+#pragma unroll
+  for (int i = 0; i < Count; ++i) scaled[i] = values[i] * reciprocal;
+  return pack_fp8<E4M3, Count>(scaled);
+}
