@@ -135,7 +135,8 @@ def jobs_of_variants(
         if name not in CALLS:
             raise BadOption(f"--op {name!r}: expected {', '.join(CALLS)}")
     chosen = [OPS[name] for name in wanted]
-    return variant_jobs(chosen, chosen_variants(chosen, pattern), chosen_targets(target))
+    names, targets = chosen_variants(chosen, pattern), chosen_targets(target)
+    return variant_jobs(chosen, names, targets, files)
 
 
 def user_jobs(role: str, place: str | None, torch: bool) -> list[Job]:
@@ -153,7 +154,7 @@ def user_jobs(role: str, place: str | None, torch: bool) -> list[Job]:
         given = arrays.to_torch(given.copy()) if torch else given.copy()
         return on_cpu(arrays.adopt(function(given, **how), f"what {place} returned"))
 
-    return [Job(role, place, call=call)]
+    return [Job(role, place, call=call, options=("--torch",) * torch)]
 
 
 def user_function(role: str, place: str) -> Callable[..., Any]:

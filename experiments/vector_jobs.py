@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from experiments.vector_checks import CALLS, Verdict, judge, sample
 from experiments.worker_process import TaskFailed, WorkerDied, WorkerProcess
 from sandbox.cache_formats import FORMATS
 from sandbox.cache_formats.vectors import Vectors, load
+from sandbox.kernels.op import Op
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Job:
         name: an op, or the place of the user's function.
         variant, target: of the op.
         call: the user's function; None is the op, which a worker runs.
+        options: what else the command needs to run it again.
         tile_scale: the rule that a writer is asked for.
     """
 
@@ -54,6 +57,7 @@ class Job:
     variant: str = ""
     target: str = ""
     call: Callable[[Vectors], Any] | None = None
+    options: tuple[str, ...] = ()
     cache_format: str = ""
     tile_scale: str | None = None
     vectors: tuple[Vectors, ...] = ()
@@ -99,13 +103,13 @@ class Job:
     @property
     def reproduce(self) -> str:
         """The command that runs this job alone."""
-        command = ["python -m experiments conformance --format", self.cache_format]
-        command += ["--tile-scale", self.tile_scale] if self.tile_scale else []
+        words = ["python", "-m", "experiments", "conformance", "--format", self.cache_format]
+        words += ["--tile-scale", self.tile_scale] if self.tile_scale else []
         if self.call:
-            command += [f"--{self.role}", self.name]
+            words += [f"--{self.role}", self.name]
         else:
-            command += ["--op", self.name, "--variants", self.variant, "--target", self.target]
-        return " ".join(command)
+            words += ["--op", self.name, "--variants", self.variant, "--target", self.target]
+        return shlex.join([*words, *self.options])
 
     def run(self, worker: WorkerProcess) -> Job:
         """Fill in the findings; a worker that died is asked no more."""
@@ -131,11 +135,15 @@ class Job:
 
 
 def variant_jobs(
-    ops: Sequence[Any], names: dict[str, list[str]], targets: Sequence[str]
+    ops: Sequence[Op],
+    names: Mapping[str, Sequence[str]],
+    targets: Sequence[str],
+    variant_files: Sequence[Path],
 ) -> list[Job]:
     """A job without a format for every variant and each of its targets."""
+    options = tuple(word for path in variant_files for word in ("--variant-file", str(path)))
     return [
-        Job("writer" if CALLS[op.name][1] else "reader", op.name, name, target)
+        Job("writer" if CALLS[op.name][1] else "reader", op.name, name, target, options=options)
         for op in ops
         for name in names[op.name]
         for target in op.variants[name].targets

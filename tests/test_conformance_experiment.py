@@ -159,7 +159,9 @@ def test_a_function_of_tensors(run, mine):
     pytest.importorskip("torch")
     arguments = ("--writer", f"{mine}:torch_writer", "--format", "fp8_e4m3")
     assert run(*arguments, "--torch")[0] == 0
-    assert run(*arguments)[0] == 1
+    code, output, _ = run(*arguments)
+    assert code == 1
+    assert "AttributeError: 'numpy.ndarray' object has no attribute 'float'" in output
 
 
 def test_a_function_of_a_module(run, mine, monkeypatch):
@@ -237,6 +239,7 @@ def test_variants_of_the_ops(run, tmp_path, monkeypatch):
         ("concat_insert", "planted_refusal"): {"UNAVAILABLE"},
     }
     assert "the process died (exit code 3)" in output
+    assert f"--variants planted_wrong --target cpu --variant-file {path}" in output
     assert "not run: concat_insert planted_refusal on cpu: " in output
     assert re.search("bfloat16 +reference, planted_right +cpu +PASSED", output)
 
