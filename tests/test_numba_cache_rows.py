@@ -14,8 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from sandbox import kernels
 from sandbox.cache_formats import FORMATS, Widths
+from sandbox.dims import MLADims
 from sandbox.kernels import numba_cache_rows, numba_target
+from sandbox.kernels.case import Case, Workload
 from sandbox.kernels.numba_cache_words import RowWords, row_writer
 
 ROOT = Path(__file__).parent.parent
@@ -29,6 +32,7 @@ FLOATS = [np.dtype(np.float32), np.dtype(np.float16), BF16]
 PACKED = [fmt for fmt in FORMATS.values() if fmt.packed]
 RULES = [(fmt, rule) for fmt in PACKED for rule in fmt.tile_scales or (None,)]
 SCALES = (1.0, 0.1, 0.3, 2.0**-3, 3.7)
+OPS = ["concat_insert", "concat_insert_prefill", "concat_insert_decode"]
 NO_TABLE = np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
 
 
@@ -214,20 +218,30 @@ def test_slots_without_a_row():
     assert found == [(0, 0), (1, 3), (4, 3)] + [(-1, -1)] * 5
 
 
+@simulated
+@pytest.mark.parametrize("name", OPS)
+def test_nobody_with_widths_that_no_word_divides(name):
+    dims = MLADims(3, 56, 43, 25, 6, 17)
+    case = Case(dims, "odd", BF16, Workload("nobody", (), ()), {"block_size": 4, "views": False})
+    arguments = kernels.OPS[name].make_inputs(case, np)
+    arguments["cache"] = arguments["cache"][:0]
+    kernels.OPS[name](**arguments, variant="numba_vector")
+
+
 def test_kernels_are_single_precision_and_need_no_stack():
     """`int32 * float32` is float64 in Numba, and none of the simulator's business."""
-    kernels = [
+    problems = [
         *("concat_insert:-short", "concat_insert:fp8_e4m3", "concat_insert:fp8_ds_mla"),
         *("concat_insert:int4_per_token", "concat_insert_prefill:-short"),
         *("concat_insert_prefill_fp8:fp8_e4m3", "concat_insert_decode:fp8_query"),
         *("gather:", "lse_merge:", "lse_merge_k:"),
     ]
-    command = [sys.executable, "tests/numba_ptx.py", *kernels]
+    command = [sys.executable, "tests/numba_ptx.py", *problems]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     if run.returncode and run.stderr.startswith("cannot compile: "):
         pytest.skip(run.stderr.strip())
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
-    assert len(found) >= 2 * len(kernels)
+    assert len(found) >= 2 * len(problems)
     assert not {name: lines[:3] for name, lines in found.items() if lines}

@@ -98,6 +98,8 @@ def _supports(**arguments: Any) -> str | None:
 @concat_insert_decode.variant("numba_vector", kind="numba", preference=8, supports=_supports)
 def numba_vector(**arguments: Any) -> None:
     """A warp a head in 8-byte words, pairs rotated inside the word; a block a cache row."""
+    if not arguments["slot_mapping"].shape[0]:  # empty arrays need not divide into words
+        return
     q_out, elements = arguments["q_out"], _elements(arguments)
     lanes = lanes_for(arguments["kv_c"].shape[1], elements)
     row = row_words(elements, lanes * GROUPS, **arguments)

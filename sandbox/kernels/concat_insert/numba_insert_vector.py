@@ -61,6 +61,8 @@ def _supports(**arguments: Any) -> str | None:
 @concat_insert.variant("numba_vector", kind="numba", preference=8, supports=_supports)
 def numba_vector(**arguments: Any) -> None:
     """A warp a row, in 8-byte words where rows allow."""
+    if not arguments["slot_mapping"].shape[0]:  # empty arrays need not divide into words
+        return
     elements = _elements(arguments)
     lanes = lanes_for(arguments["kv_c"].shape[1], elements)
     row = row_words(elements, lanes, **arguments)

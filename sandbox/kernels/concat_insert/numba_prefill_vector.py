@@ -104,6 +104,8 @@ def _elements(arguments: dict[str, Any], coded: bool) -> int:
 
 
 def _launch(coded: bool, arguments: dict[str, Any]) -> None:
+    if not arguments["slot_mapping"].shape[0]:  # empty arrays need not divide into words
+        return
     elements = _elements(arguments, coded)
     lanes = lanes_for(max(arguments[name].shape[2] for name in HEADS[1:3]), elements)
     row = row_words(elements, lanes * GROUPS, **arguments)
