@@ -73,3 +73,20 @@ def _memory(array):
 
     span = (ctypes.c_uint8 * (1 << 30)).from_address(array.ctypes.data)
     return memoryview(span)
+
+
+def test_halves_of_one_array_stay_side_by_side_and_holes_are_guarded():
+    whole = np.arange(24, dtype=np.float32).reshape(3, 8)
+    arguments = {"left": whole[:, :3], "right": whole[:, 4:7], "other": np.ones(2), "none": None}
+    guarded = conformance.guard({**arguments, "again": arguments["left"]})
+    left, right = guarded["left"], guarded["right"]
+    assert guarded["again"] is left
+    assert left.buffer is right.buffer
+    assert guarded["other"].buffer is not left.buffer
+    assert right.array.ctypes.data - left.array.ctypes.data == 16
+    np.testing.assert_array_equal(right.array, arguments["right"])
+    left.array[...] = right.array[...] = 5
+    assert left.damaged() is right.damaged() is None
+    left.buffer[left.offset + 12] ^= 1
+    assert left.damaged() == 12
+    assert right.damaged() == -4

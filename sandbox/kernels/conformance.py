@@ -14,6 +14,8 @@ from sandbox.kernels.op import Op, Output, Tolerance, Variant
 
 GUARD_BYTES = 512
 GUARD_PATTERN = 0xA5
+SLACK = 256
+"""Addresses of guarded copies are those of the originals modulo this."""
 POISON = 0xFF
 """Every byte of an output before a run: NaN in each float type, and no count or code we use."""
 
@@ -36,30 +38,31 @@ class Outcome:
 
 
 class Guarded:
-    """A copy of an array, with its strides, between guard bytes; holes of a view are guarded."""
+    """A copy of an array, with its strides, between guard bytes; holes of a view are guarded.
 
-    def __init__(self, source: Any) -> None:
-        self.xp = xp = arrays.namespace(source)
-        span = sum((n - 1) * s for n, s in zip(source.shape, source.strides)) if source.size else 0
-        span += source.dtype.itemsize if source.size else 0
-        slack = 256
-        self.buffer = xp.full(span + 2 * GUARD_BYTES + slack, GUARD_PATTERN, dtype=np.uint8)
-        offset = GUARD_BYTES + (_address(source) - _address(self.buffer) - GUARD_BYTES) % slack
-        self.array = self._view(self.buffer, offset, source)
-        self.offset = offset
+    Arrays that lie in each other's holes, such as two halves of one projection, share a buffer.
+    """
+
+    def __init__(self, buffer: Any, offset: int, source: Any) -> None:
+        self.buffer, self.offset = buffer, offset
+        self.array = _view(buffer, offset, source)
         self.array[...] = source
-
-    def _view(self, buffer: Any, offset: int, like: Any) -> Any:
-        if self.xp is np:
-            return np.ndarray(like.shape, like.dtype, buffer, offset, like.strides)
-        return self.xp.ndarray(like.shape, like.dtype, buffer.data + offset, like.strides)
+        self.beside: list[Guarded] = [self]
 
     def damaged(self) -> int | None:
         """Byte offset, from the array's start, of the first guard byte that changed, or None."""
-        intact = self.xp.full_like(self.buffer, GUARD_PATTERN)
-        self._view(intact, self.offset, self.array)[...] = self.array
-        changed = self.xp.flatnonzero(intact != self.buffer)
+        xp = arrays.namespace(self.buffer)
+        intact = xp.full_like(self.buffer, GUARD_PATTERN)
+        for each in self.beside:
+            _view(intact, each.offset, each.array)[...] = each.array
+        changed = xp.flatnonzero(intact != self.buffer)
         return int(changed[0]) - self.offset if changed.size else None
+
+
+def _view(buffer: Any, offset: int, like: Any) -> Any:
+    if isinstance(buffer, np.ndarray):
+        return np.ndarray(like.shape, like.dtype, buffer, offset, like.strides)
+    return type(buffer)(like.shape, like.dtype, buffer.data + offset, like.strides)
 
 
 def _address(array: Any) -> int:
@@ -123,12 +126,39 @@ def run(op: Op, variant: Variant, case: Case, xp: Any) -> Outcome:
 
 def guard(arguments: dict[str, Any]) -> dict[str, Guarded]:
     """A guarded copy of every array; the same array passed under two names stays one."""
+    found = {id(value): value for value in arguments.values() if arrays.is_array(value)}
     copies: dict[int, Guarded] = {}
-    guarded = {}
-    for name, value in arguments.items():
-        if arrays.is_array(value):
-            guarded[name] = copies.setdefault(id(value), Guarded(value))
-    return guarded
+    for group in _interleaved(list(found.values())):
+        start, end = _address(group[0]), max(_end(array) for array in group)
+        xp = arrays.namespace(group[0])
+        buffer = xp.full(end - start + 2 * GUARD_BYTES + SLACK, GUARD_PATTERN, dtype=np.uint8)
+        first = GUARD_BYTES + (start - _address(buffer) - GUARD_BYTES) % SLACK
+        beside = [Guarded(buffer, first + _address(array) - start, array) for array in group]
+        for array, guarded in zip(group, beside):
+            guarded.beside = beside
+            copies[id(array)] = guarded
+    return {name: copies[id(value)] for name, value in arguments.items() if id(value) in copies}
+
+
+def _interleaved(found: list[Any]) -> list[list[Any]]:
+    """The arrays by the start of their memory, together where one begins inside another."""
+    groups: list[list[Any]] = []
+    reach = 0
+    for array in sorted(found, key=_address):
+        if groups and array.size and _address(array) < reach:
+            groups[-1].append(array)
+        else:
+            groups.append([array])
+        reach = max(reach, _end(array))
+    return groups
+
+
+def _end(array: Any) -> int:
+    """Address after the last element."""
+    if not array.size:
+        return _address(array)
+    span = sum((n - 1) * s for n, s in zip(array.shape, array.strides))
+    return _address(array) + span + array.dtype.itemsize
 
 
 def checked_arguments(op: Op, arguments: dict[str, Any]) -> dict[str, Any]:
