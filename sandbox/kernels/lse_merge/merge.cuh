@@ -77,11 +77,10 @@ template <class Result> constexpr bool IS_CODE = sizeof(Result) == 1;
 // Vectors of Count elements, one width or another by their type.
 template <class Element, int Count> using Elements = Vector<Count * int(sizeof(Element))>;
 
-// What a value is multiplied by before it becomes a code; other results need none. The loads of
-// values should be under way by then.
-template <class Result> __device__ __forceinline__ float inverse_scale(const float* output_scale) {
+// The descale of codes; other results have none, and nothing is read.
+template <class Result> __device__ __forceinline__ float load_scale(const float* output_scale) {
   if constexpr (IS_CODE<Result>) {
-    return 1.0f / *output_scale;
+    return *output_scale;
   } else {
     return 1.0f;
   }

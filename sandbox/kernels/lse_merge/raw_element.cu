@@ -9,10 +9,11 @@ extern "C" __global__ void __launch_bounds__(1024)
   const long long token = blockIdx.x / heads;
   const int head = blockIdx.x % heads;
   const bool has_prefix = !CONTEXT || token < context_tokens;
+  const float scale = load_scale<RESULT>(output_scale);
   const MergeWeights weights = weigh(
       has_prefix ? prefix_lse[strides.prefix_lse(token, head)] : NO_LSE,
       suffix_lse[strides.suffix_lse(token, head)], to_natural, from_natural);
-  const float inverse = inverse_scale<RESULT>(output_scale);
+  const float inverse = 1.0f / scale;
   using Bits = Elements<ELEMENT, 1>;
   const Bits* left = reinterpret_cast<const Bits*>(prefix + strides.prefix(token, head));
   const Bits* right = reinterpret_cast<const Bits*>(suffix + strides.suffix(token, head));

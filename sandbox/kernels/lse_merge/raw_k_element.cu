@@ -11,7 +11,7 @@ extern "C" __global__ void __launch_bounds__(1024)
   partials += strides.partials(token, head);
   lses += strides.lses(token, head);
   auto* to = reinterpret_cast<Elements<RESULT, 1>*>(out + strides.out(token, head));
-  const float inverse = inverse_scale<RESULT>(output_scale);
+  const float inverse = 1.0f / load_scale<RESULT>(output_scale);
   float top = NO_LSE;
   for (int k = 0; k < states; ++k) {
     const float lse = lses[k * strides.lses_state];

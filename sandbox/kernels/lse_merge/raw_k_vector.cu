@@ -38,6 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
   };
   fetch(0);
+  const float code_scale = load_scale<RESULT>(output_scale);
 
   float top = NO_LSE;
   for (int k = lane; k < mine; k += LANES) {
@@ -58,7 +59,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     total += __shfl_xor_sync(WARP, total, step, LANES);
   }
   const float scale = 1.0f / total;
-  const float inverse = inverse_scale<RESULT>(output_scale);
 
   float sum[ELEMENTS];
 #pragma unroll
@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
   if (busy) {
     store_once<OUT_BYTES>(out + strides.out(token, head) + vector * ELEMENTS,
-                          merged_states<RESULT, ELEMENTS>(sum, total, inverse));
+                          merged_states<RESULT, ELEMENTS>(sum, total, 1.0f / code_scale));
   }
   if (exists && lane == 0 && slice == 0 && out_lse != nullptr) {
     out_lse[strides.out_lse(token, head)] = merged_lse(top, total, from_natural);

@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
       }
       if (IS_CODE<RESULT> && threadIdx.x == THREADS - 1) {
-        shared_inverse = inverse_scale<RESULT>(output_scale);
+        shared_inverse = 1.0f / load_scale<RESULT>(output_scale);
       }
       __syncthreads();
     }

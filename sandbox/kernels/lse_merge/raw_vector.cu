@@ -32,8 +32,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     left_lse = has_prefix ? prefix_lse[strides.prefix_lse(token, head)] : NO_LSE;
     right_lse = suffix_lse[strides.suffix_lse(token, head)];
   }
+  const float scale = load_scale<RESULT>(output_scale);
   MergeWeights weights;
-  float inverse;
 #pragma unroll 1
   for (int first = lane; first < LANES * PER_LANE; first += LANES * IN_FLIGHT) {
     Vector<IN_BYTES> left[IN_FLIGHT], right[IN_FLIGHT];
@@ -46,17 +46,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         right[i] = stream_in<IN_BYTES>(right_row + vector * IN_BYTES);
       }
     }
-    if (first == lane) {
-      weights = weigh(left_lse, right_lse, to_natural, from_natural);
-      inverse = inverse_scale<RESULT>(output_scale);
-    }
+    if (first == lane) weights = weigh(left_lse, right_lse, to_natural, from_natural);
 #pragma unroll
     for (int i = 0; i < IN_FLIGHT; ++i) {
       const int vector = first + LANES * i;
       if (vector < end) {
         store_once<OUT_BYTES>(
             merged_row + vector * OUT_BYTES,
-            merged<ELEMENT, RESULT, ELEMENTS>(weights, left[i], right[i], inverse));
+            merged<ELEMENT, RESULT, ELEMENTS>(weights, left[i], right[i], 1.0f / scale));
       }
     }
   }

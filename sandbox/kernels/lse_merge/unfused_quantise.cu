@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const long long vector = first + THREADS * i;
     if (vector < end) values[i] = stream_in<IN_BYTES>(from + vector * ELEMENTS);
   }
-  const float inverse = inverse_scale<unsigned char>(output_scale);
+  const float inverse = 1.0f / *output_scale;
 #pragma unroll
   for (int i = 0; i < IN_FLIGHT; ++i) {
     const unsigned long long vector = first + THREADS * i;
