@@ -118,20 +118,41 @@ class TestCodes:
         np.testing.assert_array_equal(stored, encoded(kv_c, k_pe, fmt, **scales))
 
 
+@every_variant(concat_insert, kinds=("cuda", "torch"))
+def test_quotients_next_to_the_last_that_round_to_a_tie(op, variant):
+    """x / scale within 2^-33 of halfway between k + 1 / 2 and the float32 next to it, where a
+    quotient that is not the IEEE one could fall on the other side."""
+    rng = np.random.default_rng(3)
+    tie = rng.integers(0, 126, 2**19) + 0.5
+    half_step = np.spacing(tie.astype(np.float32)).astype(np.float64) / 2
+    boundary = tie + rng.choice([-1, 1], len(tie)) * half_step
+    x = rng.uniform(1, 2, len(tie)).astype(np.float32)
+    scale = (x / boundary).astype(np.float32)
+    amax = (np.float64(127) * scale).astype(np.float32)
+    near = np.abs(x / boundary / scale - 1) < 2.0**-33
+    near &= amax / np.float32(127) == scale
+    assert near.sum() > 500
+    kv_c = np.zeros((near.sum(), 40), np.float32)
+    kv_c[:, 0], kv_c[:, 1], kv_c[:, 2] = amax[near], x[near], -x[near]
+    k_pe = np.zeros((len(kv_c), 8), np.float32)
+    stored = insert(variant, kv_c, k_pe, "int8_per_token")
+    np.testing.assert_array_equal(stored, encoded(kv_c, k_pe, "int8_per_token"))
+
+
 @every_variant(*OPS)
 class TestRows:
     @every_writer
     def test_first_slot_skipped_slots_and_slots_beyond(self, op, variant, fmt, rule):
         arguments = problem(op, bfloat16, dims=dims_of(fmt), format=fmt, tile_scale=rule)
         width = arguments["cache"].shape[2]
-        pool = np.full((9, 4, width), 0xA5, np.uint8)
-        arguments["cache"] = pool[2:7]
-        arguments["slot_mapping"][:] = [0, -1, 20]
         arguments["kv_c"][0, :3] = np.nan
-        run(op, variant, arguments)
-        untouched = np.delete(pool.reshape(-1, width), 8, axis=0)
-        assert (untouched == 0xA5).all()
-        assert not (pool[2, 0] == 0xA5).all()
+        for slot in (0, 7):
+            pool = np.full((9 * 4, width), 0xA5, np.uint8)
+            arguments["cache"] = pool[8:28].reshape(5, 4, width)
+            arguments["slot_mapping"][:] = [slot, -1, 20]
+            run(op, variant, arguments)
+            assert (np.delete(pool, 8 + slot, axis=0) == 0xA5).all()
+            assert not (pool[8 + slot] == 0xA5).all()
 
     @every_writer
     def test_twice_and_inputs_stay(self, op, variant, fmt, rule):
@@ -183,22 +204,24 @@ def run(op, variant, arguments):
 @every_variant(concat_insert)
 @pytest.mark.parametrize(("rule", "scale"), [("pow2", 1.0), ("raw", 0.75)])
 def test_tile_scales_stand_behind_the_codes(op, variant, rule, scale):
-    """An amax of 336 in the first tile, nothing in the second one."""
+    """An amax of 336 in the first tile, nothing in the second one; then 448 and the next number."""
     arguments = problem(op, bfloat16, dims=cases.TILED, format="fp8_ds_mla", tile_scale=rule)
     kv_c = arguments["kv_c"]
     kv_c[...] = 0
     kv_c[0, :2] = -336, 3
     kv_c[1, 1] = np.inf
     kv_c[1, 2:4] = 336, np.nan
+    kv_c[2, 5], kv_c[2, 128] = 448, 450
     op(**arguments, variant=variant)
     rows = arguments["cache"].reshape(-1, 280)[arguments["slot_mapping"]]
     scales = np.ascontiguousarray(rows[:, 256:264]).view(np.float32)
     nothing = 2.0**-13 if rule == "pow2" else np.finfo(np.float32).tiny
-    assert scales.tolist() == [[scale, nothing], [scale, nothing], [nothing, nothing]]
+    above = 2 if rule == "pow2" else np.float32(450) / np.float32(448)
+    assert scales.tolist() == [[scale, nothing], [scale, nothing], [1, above]]
     expected = E4M3.encode(np.float32([[-336 / scale, 3 / scale], [0, np.inf]]))
     assert rows[:2, :2].tolist() == expected.tolist()
     assert rows[1, 3] == 0x7F
-    assert not rows[:, 4:256].any()
+    assert not rows[:2, 4:256].any()
 
 
 @every_variant(concat_insert_decode)
