@@ -16,6 +16,7 @@ HERE = [
         marks=[pytest.mark.skipif(bool(reason), reason=str(reason))] if reason else [],
     )
     for variant in gather.variants.values()
+    if variant.name != "raw_unfused"  # restores only
     for reason in [variant.unavailable(variant.target(gpu=False))]
 ]
 

@@ -1,4 +1,4 @@
-"""Device functions for Numba kernels: values of packed cache rows, as `CacheFormat.decode` has them.
+"""Device functions for Numba kernels: the values of packed cache rows, by `CacheFormat.decode`.
 
 Rows come as three views of the same `[blocks, block_size, bytes]` array, see `row_views`.
 """

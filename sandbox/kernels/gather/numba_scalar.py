@@ -72,9 +72,7 @@ def _kernel(move: Any) -> Any:
     find = row_finder()
 
     @cuda.jit
-    def gather_scalar(
-        codes, keys, scales, block_table, cu_seq_lens, seq_starts, num_tokens, out
-    ):
+    def gather_scalar(codes, keys, scales, block_table, cu_seq_lens, seq_starts, num_tokens, out):
         element = cuda.grid(1)
         row = element // out.shape[1]
         if row < num_tokens:

@@ -28,9 +28,7 @@ def _kernel(move: Any) -> Any:
     find = row_finder()
 
     @cuda.jit
-    def gather_vector(
-        codes, keys, scales, block_table, cu_seq_lens, seq_starts, num_tokens, out
-    ):
+    def gather_vector(codes, keys, scales, block_table, cu_seq_lens, seq_starts, num_tokens, out):
         row = cuda.blockIdx.x * ROWS + cuda.threadIdx.y
         if row < num_tokens:
             block_size = codes.shape[1]

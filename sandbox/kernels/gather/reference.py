@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from sandbox import arrays
 from sandbox.cache_formats import FORMATS
 from sandbox.kernels import cache_arguments
@@ -59,8 +61,9 @@ def dequantize_context(
 
 
 def restored(codes: Any, cache_format: str, k_scale: Any, L: int, dtype: Any) -> Any:
-    """Packed rows as numbers of `dtype`, rounded once."""
+    """Packed rows as numbers of `dtype`, rounded once; what is too large becomes an infinity."""
     fmt = FORMATS[cache_format]
     scale = None if k_scale is None else float(k_scale[0])
     widths = cache_arguments.widths(codes, "codes", fmt, L)
-    return fmt.decode(codes, widths, k_scale=scale).astype(dtype)
+    with np.errstate(over="ignore"):
+        return fmt.decode(codes, widths, k_scale=scale).astype(dtype)

@@ -53,9 +53,7 @@ def values_at_once(
     return 0
 
 
-def no_vectors(
-    rows: Any, out: Any, cache_format: str, kv_lora_rank: int, **_: Any
-) -> str | None:
+def no_vectors(rows: Any, out: Any, cache_format: str, kv_lora_rank: int, **_: Any) -> str | None:
     """Why no access of `out` takes all values of a byte of codes, or None."""
     if values_at_once(rows, out, cache_format, kv_lora_rank):
         return None

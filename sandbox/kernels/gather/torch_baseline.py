@@ -11,7 +11,7 @@ from sandbox.kernels.gather import dequantize_context, gather
 
 
 def _restore(codes: Any, fmt: CacheFormat, widths: Widths, k_scale: Any) -> Any:
-    """Rows of codes `[T, bytes]` as float32 `[T, L + R]`; torch tensors."""
+    """Rows of codes `[T, bytes]` as float32 `[T, L + R]`; torch tensors, T > 0."""
     import torch
 
     fields = {
@@ -92,5 +92,6 @@ def torch_restore(
 ) -> None:
     """Views of the codes as torch's 8-bit types, times their scales."""
     out_t = arrays.to_torch(out[: codes.shape[0]])
-    codes_t = arrays.to_torch(codes)
-    out_t.copy_(_restored(codes_t, out_t, cache_format, kv_lora_rank, k_scale))
+    if len(codes):
+        codes_t = arrays.to_torch(codes)
+        out_t.copy_(_restored(codes_t, out_t, cache_format, kv_lora_rank, k_scale))
