@@ -10,6 +10,8 @@ from sandbox import arrays
 from sandbox.cache_formats import CacheFormat, Widths
 from sandbox.kernels import require
 
+LEAST_SCALE = float(np.finfo(np.float32).tiny)
+
 
 def scale(value: Any, name: str, like: Any) -> Any:
     """A descale as a float32 array of shape `(1,)` beside the array `like`.
@@ -32,10 +34,13 @@ def cache_scale(fmt: CacheFormat, k_scale: Any, cache: Any) -> Any:
 
 
 def positive_scales(**scales: Any) -> None:
-    """ValueError for a descale that is not a positive, finite number; None is skipped."""
+    """ValueError for a descale that is not a positive, normal float32; None is skipped.
+
+    The reciprocal of a smaller one may be infinite.
+    """
     for name, value in scales.items():
-        if value is not None and not (0 < float(value[0]) < np.inf):
-            raise ValueError(f"{name} is {float(value[0])}, expected positive and finite")
+        if value is not None and not (LEAST_SCALE <= float(value[0]) < np.inf):
+            raise ValueError(f"{name} is {float(value[0])}, expected positive, normal and finite")
 
 
 def aligned(rows: Any, name: str, fmt: CacheFormat) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sandbox.kernels.concat_insert.reference import codes
+from sandbox.cache_formats import E4M3
 
 
 def concat_context(k_nope: Any, k_pe: Any, k_out: Any) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def concat_context(k_nope: Any, k_pe: Any, k_out: Any) -> dict[str, Any]:
 def concat_context_fp8(
     k_nope: Any, k_pe: Any, v: Any, k_descale: Any, v_descale: Any, k_out: Any, v_out: Any
 ) -> dict[str, Any]:
-    keys = concat_context(codes(k_nope, k_descale), codes(k_pe, k_descale), k_out)
+    keys = concat_context(E4M3.quantise(k_nope, k_descale), E4M3.quantise(k_pe, k_descale), k_out)
     final = v_out.copy()
-    final[: len(v)] = codes(v, v_descale)
+    final[: len(v)] = E4M3.quantise(v, v_descale)
     return {**keys, "v_out": final}

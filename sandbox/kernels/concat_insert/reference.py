@@ -83,12 +83,6 @@ def concat_insert_prefill(
     return {"q_out": final_q, "k_out": final_k, **inserted}
 
 
-def codes(values: Any, descale: Any) -> Any:
-    """E4M3 codes of values times the reciprocal of their descale, both in float32."""
-    with np.errstate(all="ignore"):
-        return E4M3.encode(values.astype(np.float32) * (np.float32(1) / descale[0]))
-
-
 def concat_insert_prefill_fp8(
     q: Any,
     k_nope: Any,
@@ -111,11 +105,13 @@ def concat_insert_prefill_fp8(
     positions = positions[:tokens] if positions is not None else None
     key = rope(k_pe[:tokens], positions, cos_sin)
     final_q, final_k, final_v = q_out.copy(), k_out.copy(), v_out.copy()
-    final_q[:tokens, :, :nope] = codes(q[:tokens, :, :nope], q_descale)
-    final_q[:tokens, :, nope:] = codes(rope(q[:tokens, :, nope:], positions, cos_sin), q_descale)
-    final_k[:tokens, :, :nope] = codes(k_nope[:tokens], k_descale)
-    final_k[:tokens, :, nope:] = codes(key, k_descale)[:, None]
-    final_v[:tokens] = codes(v[:tokens], v_descale)
+    final_q[:tokens, :, :nope] = E4M3.quantise(q[:tokens, :, :nope], q_descale)
+    final_q[:tokens, :, nope:] = E4M3.quantise(
+        rope(q[:tokens, :, nope:], positions, cos_sin), q_descale
+    )
+    final_k[:tokens, :, :nope] = E4M3.quantise(k_nope[:tokens], k_descale)
+    final_k[:tokens, :, nope:] = E4M3.quantise(key, k_descale)[:, None]
+    final_v[:tokens] = E4M3.quantise(v[:tokens], v_descale)
     inserted = concat_insert(kv_c[:tokens], key, slot_mapping=slot_mapping, **row)
     return {"q_out": final_q, "k_out": final_k, "v_out": final_v, **inserted}
 
@@ -141,8 +137,8 @@ def concat_insert_decode(
         final[:tokens, :, :latent] = ql_nope[:tokens]
         final[:tokens, :, latent:] = turned.astype(final.dtype)
     else:
-        final[:tokens, :, :latent] = codes(ql_nope[:tokens], q_descale)
-        final[:tokens, :, latent:] = codes(turned, q_descale)
+        final[:tokens, :, :latent] = E4M3.quantise(ql_nope[:tokens], q_descale)
+        final[:tokens, :, latent:] = E4M3.quantise(turned, q_descale)
     key = rope(k_pe[:tokens], positions, cos_sin)
     inserted = concat_insert(kv_c[:tokens], key, slot_mapping=slot_mapping, **row)
     return {"q_out": final, **inserted}
