@@ -184,6 +184,9 @@ def _packed_conformance() -> Iterable[Case]:
         yield Case(dims, name, bf16, Workload("nobody", (), ()), short)
     many = Workload("many", tuple(i % 3 for i in range(300)), ())
     yield Case(TILED, "tiled", bf16, many, {"block_size": 1, "format": "fp8_ds_mla"}, "medium")
+    long = Workload("1+4097+64+63", (1, 4097, 64, 63), (1,) * 4)
+    options = {"block_size": 16, "format": "fp8_ds_mla", "starts": True, "spare": 1}
+    yield Case(TILED, "tiled", bf16, long, options, "medium")
 
 
 def _compare() -> Iterable[Case]:
