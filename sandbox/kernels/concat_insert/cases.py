@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sandbox.cache_formats import FORMATS, CacheFormat
+from sandbox.cache_formats import FORMATS
 from sandbox.dims import PRESETS, MLADims
 from sandbox.kernels import case as c
 from sandbox.kernels.case import Case, Workload
@@ -31,11 +31,6 @@ MIXED = Workload("mixed", (5, 0, 17), (3, 1, 3))
 NOBODY = Workload("nobody", (), ())
 ONE = Workload("one", (9,), (1,))
 MANY = Workload("many", (0, 70, 3), (600, 1, 40))
-
-
-def format_of_case(case: Case) -> CacheFormat:
-    """The option `format`, or the plain format of the case's dtype."""
-    return FORMATS[case.options.get("format", case.dtype.name)]
 
 
 def positions_of(workload: Workload) -> np.ndarray:
@@ -84,7 +79,7 @@ class Maker:
         both = self.values(rows, dims.E, seed=1)
         kv_c = both[:, : dims.L] if self.views else self.values(rows, dims.L, seed=2)
         k_pe = both[:, dims.L :] if dims.R else None
-        if format_of_case(self.case).packed and self.case.size == "small":
+        if self.case.format.packed and self.case.size == "small":
             self._make_hostile(kv_c, k_pe)
         return {"kv_c": kv_c, "k_pe": k_pe}
 
@@ -104,7 +99,7 @@ class Maker:
             k_pe[row] = (0, 1000, np.nan, -np.inf)[row // 5 % 4]
 
     def cache_and_slots(self) -> dict[str, Any]:
-        fmt = format_of_case(self.case)
+        fmt = self.case.format
         slots, num_blocks = slots_of(self.case)
         shape = fmt.cache_shape(self.case.dims, num_blocks, self.case.options["block_size"])
         pad = max(1, 16 // fmt.storage.itemsize) * self.views
@@ -199,6 +194,7 @@ def insert_cases(purpose: str) -> Iterable[Case]:
         yield Case(TILED, "tiled", c.dtypes("bfloat16")[0], MIXED, tiles)
     else:
         yield from _compare()
+        yield from _small_packed()
         for fmt in PACKED:
             yield from _deepseek(16, 128, 8192, format=fmt)
 
@@ -207,6 +203,7 @@ def prefill_cases(purpose: str) -> Iterable[Case]:
     if purpose != "conformance":
         yield from (_with(case, in_place=True) for case in _compare())
         yield from (case for case in _compare() if case.size == "large")
+        yield from _small_packed()
         for fmt in PACKED:
             yield from _deepseek(16, 8192, format=fmt, in_place=True)
         return
@@ -222,6 +219,7 @@ def prefill_cases(purpose: str) -> Iterable[Case]:
 def prefill_fp8_cases(purpose: str) -> Iterable[Case]:
     if purpose != "conformance":
         yield from (case for case in _compare() if case.size == "small")
+        yield from _small_packed()
         for fmt in ("fp8_e4m3", "fp8_ds_mla", None):
             yield from _deepseek(16, 1024, 8192, format=fmt)
         return
@@ -239,7 +237,7 @@ def decode_cases(purpose: str) -> Iterable[Case]:
         for case in (*packed, *_conformance()):
             yield _with(case, fp8_query=True)
         return
-    cases = [*_compare(), *_deepseek(128, 512)]
+    cases = [*_compare(), *_small_packed(), *_deepseek(128, 512)]
     for fmt in PACKED:
         cases += _deepseek(1, 16, 128, format=fmt)
     for fmt in ("fp8_e4m3", "fp8_ds_mla"):
@@ -257,14 +255,13 @@ def _packed_conformance() -> Iterable[Case]:
     bf16 = c.dtypes("bfloat16")[0]
     short = Workload("short", (130, 0), (4, 1))
     for name in PACKED:
-        tiled = bool(FORMATS[name].tile_scales)
-        dims_name, dims = ("tiled", TILED) if tiled else ("tiny", PRESETS["tiny"])
+        dims_name, dims = _small_dims(name)
         options = {"block_size": 4, "format": name, "skipped": True}
         for dtype in c.dtypes("float32", "float16", "bfloat16"):
             yield Case(dims, dims_name, dtype, MIXED, options)
         plain = replace(dims, rope=False)
         yield Case(plain, f"{dims_name}_not_rotated", bf16, MIXED, options)
-        if not tiled:
+        if dims is not TILED:
             yield Case(ODD_CODES, "odd_codes", bf16, MIXED, {**options, "block_size": 3})
         yield Case(dims, dims_name, bf16, NOBODY, options)
         options = {"block_size": 64, "format": name, "skipped": True}
@@ -298,6 +295,18 @@ def _compare() -> Iterable[Case]:
             size = "small" if name == "tiny" else "medium"
             yield Case(PRESETS[name], name, dtype, MIXED, {"block_size": 16, "views": False}, size)
     yield from _deepseek(1, 16, 64, 1024, 8192)
+
+
+def _small_packed() -> Iterable[Case]:
+    bf16 = c.dtypes("bfloat16")[0]
+    for name in PACKED:
+        dims_name, dims = _small_dims(name)
+        options = {"block_size": 16, "views": False, "format": name}
+        yield Case(dims, dims_name, bf16, MIXED, options)
+
+
+def _small_dims(format_name: str) -> tuple[str, MLADims]:
+    return ("tiled", TILED) if FORMATS[format_name].tile_scales else ("tiny", PRESETS["tiny"])
 
 
 def _deepseek(*token_counts: int, **options: Any) -> Iterable[Case]:

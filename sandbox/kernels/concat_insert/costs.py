@@ -8,7 +8,7 @@ import numpy as np
 
 from sandbox.cache_formats import E4M3, Field
 from sandbox.kernels.case import Case
-from sandbox.kernels.concat_insert.cases import format_of_case, positions_of, slots_of
+from sandbox.kernels.concat_insert.cases import positions_of, slots_of
 from sandbox.kernels.op import Cost, Tolerance
 
 
@@ -30,7 +30,7 @@ def _rope_bytes(case: Case) -> int:
 
 def insert_cost(case: Case) -> Cost:
     """Each inserted row once in and once out, and the slots."""
-    kept, fmt = _kept(case), format_of_case(case)
+    kept, fmt = _kept(case), case.format
     return Cost(
         bytes_read=kept * case.dims.E * case.dtype.itemsize + 8 * case.workload.query_tokens,
         bytes_written=kept * fmt.row_bytes(case.dims),
@@ -97,7 +97,7 @@ def _codes(case: Case, copied: int, width: int) -> Tolerance:
 
 def _row(case: Case) -> Tolerance:
     """A cache row: what was not rotated must be exact."""
-    fmt = format_of_case(case)
+    fmt = case.format
     if not fmt.packed:
         return _copied_then_rotated(case, case.dims.L)
     loose = ("k_pe", "k_pe_scale") if _rotated(case) else ()

@@ -24,11 +24,6 @@ K_SCALE = 0.37
 CODES = np.dtype(np.uint8)
 
 
-def format_of_case(case: Case) -> CacheFormat:
-    """The option `format`, or the plain format of the case's dtype."""
-    return FORMATS[case.options.get("format", case.dtype.name)]
-
-
 def packed_rows(xp: Any, count: int, fmt: CacheFormat, dims: MLADims, seed: int) -> Any:
     """Rows of a packed format: encoded normal values, every other row with any codes at all."""
     values = c.normal(xp, (count, dims.E), np.dtype(np.float32), seed)
@@ -49,7 +44,7 @@ def _encode_options(fmt: CacheFormat) -> dict[str, Any]:
 
 def restore_arguments(case: Case, xp: Any) -> dict[str, Any]:
     """What a call on packed rows says of them; `case.dtype` uint8 copies codes."""
-    fmt = format_of_case(case)
+    fmt = case.format
     if not fmt.packed:
         return {}
     arguments: dict[str, Any] = {"cache_format": fmt.name, "out_dtype": case.dtype}
@@ -67,7 +62,7 @@ def make_inputs(case: Case, xp: Any) -> dict[str, Any]:
     or copied if that is uint8; `starts` (unaligned seq_starts); `spare` (rows of `out` beyond the
     last, and a first row before `cu_seq_lens[0]`).
     """
-    fmt, block_size = format_of_case(case), case.options["block_size"]
+    fmt, block_size = case.format, case.options["block_size"]
     lens = case.workload.context_lens
     starts = [(7 * i + 3) % (2 * block_size + 1) for i in range(len(lens))]
     if not case.options.get("starts"):
@@ -107,7 +102,7 @@ def make_inputs(case: Case, xp: Any) -> dict[str, Any]:
 def dequantize_inputs(case: Case, xp: Any) -> dict[str, Any]:
     """Codes of the context rows. Options: `format`; `spare` (rows of `out` beyond the last, and
     codes in padded rows)."""
-    fmt, tokens = format_of_case(case), case.workload.context_tokens
+    fmt, tokens = case.format, case.workload.context_tokens
     spare = case.options.get("spare", 0)
     codes = c.padded_pages(xp, fmt.cache_shape(case.dims, 1, tokens), CODES, 16 * (spare > 0), 0)[0]
     codes[...] = packed_rows(xp, tokens, fmt, case.dims, case.seed)
@@ -125,8 +120,8 @@ def _workspace(xp: Any, rows: int, columns: int, dtype: np.dtype) -> Any:
 
 
 def _columns(case: Case) -> int:
-    copied = not format_of_case(case).packed or case.dtype == CODES
-    return format_of_case(case).row_elements(case.dims) if copied else case.dims.E
+    copied = not case.format.packed or case.dtype == CODES
+    return case.format.row_elements(case.dims) if copied else case.dims.E
 
 
 def cases(purpose: str) -> Iterable[Case]:
@@ -210,6 +205,9 @@ def _packed_compare() -> Iterable[Case]:
         if not fmt.packed:
             continue
         options = {"block_size": 64, "format": fmt.name, "padded": False}
+        name, dims = ("tiled", TILED) if fmt.tile_scales else ("tiny", PRESETS["tiny"])
+        mixed = Workload("mixed", (37, 0, 12, 5), (1,) * 4)
+        yield Case(dims, name, bf16, mixed, {"block_size": 16, "format": fmt.name})
         for requests, rows in ((3, 40), (8, 1024), (1, 65536), (8, 8192), (64, 1024)):
             workload = Workload(f"{requests}x{rows}", (rows,) * requests, (1,) * requests)
             size = "medium" if requests * rows <= 1024 else "large"
@@ -248,7 +246,7 @@ def cost(case: Case) -> Cost:
 
 def dequantize_cost(case: Case) -> Cost:
     """Each row once in and once out."""
-    rows, fmt = case.workload.context_tokens, format_of_case(case)
+    rows, fmt = case.workload.context_tokens, case.format
     return Cost(
         bytes_read=rows * fmt.row_bytes(case.dims),
         bytes_written=rows * _columns(case) * case.dtype.itemsize,
@@ -257,4 +255,4 @@ def dequantize_cost(case: Case) -> Cost:
 
 def tolerance(case: Case) -> dict[str, Tolerance]:
     """Copies bit for bit; restored rows are rounded once, so they have one value too."""
-    return {"out": Tolerance(any_nan=format_of_case(case).packed and case.dtype != CODES)}
+    return {"out": Tolerance(any_nan=case.format.packed and case.dtype != CODES)}
