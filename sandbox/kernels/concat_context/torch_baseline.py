@@ -6,15 +6,12 @@ from typing import Any
 
 from sandbox import arrays
 from sandbox.kernels.concat_context import concat_context, concat_context_fp8
+from sandbox.kernels.concat_insert.torch_codes import float8
 
 
-def _codes(x: Any, descale: Any) -> Any:
-    """E4M3 codes of a tensor times `1 / descale`; torch's own conversion does not saturate."""
-    import torch
-
-    x = x.float() * (1.0 / descale)
-    codes = x.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
-    return torch.where(x.isnan(), 0x7F, codes)
+def _codes(values: Any, descale: Any) -> Any:
+    """E4M3 codes for a reader that multiplies by `descale`."""
+    return float8(values.float() * descale.reciprocal(), "float8_e4m3fn")
 
 
 @concat_context.variant("torch", kind="torch", baseline=True, preference=1)
