@@ -10,8 +10,8 @@ COPY = CudaKernel(Path(__file__).with_suffix(".cu"), "gather_tile", overlap=True
 RESTORE = CudaKernel(Path(__file__).with_name("raw_tile_restore.cu"), "restore_tile", overlap=True)
 ROWS = 8
 THREADS, IN_FLIGHT = 128, 5
-RESTORE_THREADS, RESTORE_IN_FLIGHT = 192, 3
-"""Eight rows of 576 values, eight values at once, are three pieces for each of 192 threads."""
+RESTORE_ROWS, RESTORE_THREADS, RESTORE_IN_FLIGHT = 4, 96, 3
+"""Four rows of 576 values, eight values at once, are three pieces for each of 96 threads."""
 
 
 def unsupported(**arguments: Any) -> str | None:
@@ -22,15 +22,17 @@ def unsupported(**arguments: Any) -> str | None:
 def raw_tile(**arguments: Any) -> None:
     """A block a tile of rows as one flat run of 16-byte vectors, all loads in flight at once."""
     cache, out = arguments["cache"], arguments["out"]
-    blocks, passed = -(-arguments["num_tokens"] // ROWS), kernel_arguments(**arguments)
-    if restores(cache, out):
-        macros = {"THREADS": RESTORE_THREADS, "ROWS": ROWS, "MAX_IN_FLIGHT": RESTORE_IN_FLIGHT}
+    restoring, passed = restores(cache, out), kernel_arguments(**arguments)
+    rows = RESTORE_ROWS if restoring else ROWS
+    blocks = -(-arguments["num_tokens"] // rows)
+    if restoring:
+        macros = {"THREADS": RESTORE_THREADS, "ROWS": rows, "MAX_IN_FLIGHT": RESTORE_IN_FLIGHT}
         macros |= vector_macros(cache, **arguments)
         RESTORE(blocks, RESTORE_THREADS, *passed, arguments["k_scale"], macros=macros)
     else:
         macros = {
             "THREADS": THREADS,
-            "ROWS": ROWS,
+            "ROWS": rows,
             "IN_FLIGHT": IN_FLIGHT,
             "VECTOR": widest_vector(cache, out),
             "ROW_BYTES": cache.shape[2] * cache.dtype.itemsize,

@@ -1,9 +1,9 @@
 // A block a tile of rows as one flat run of pieces; the rows' offsets go to shared memory once. The
-// bound leaves registers enough to spill none.
+// bound on blocks keeps the compiler from spilling for more of them.
 #include "overlap.cuh"
 #include "restore.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, 5)
+extern "C" __global__ void __launch_bounds__(THREADS, 10)
     restore_tile(const char* __restrict__ cache, long long page_stride, long long row_stride,
                  int block_size, int num_blocks, const int* __restrict__ block_table,
                  long long table_stride, int columns, const int* __restrict__ cu_seq_lens,

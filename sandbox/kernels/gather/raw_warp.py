@@ -11,8 +11,8 @@ COPY = CudaKernel(Path(__file__).with_suffix(".cu"), "gather_warp", overlap=True
 RESTORE = CudaKernel(Path(__file__).with_name("raw_warp_restore.cu"), "restore_warp", overlap=True)
 THREADS = 64
 ROWS, MAX_IN_FLIGHT = 2, 8
-RESTORE_ROWS, RESTORE_MAX_IN_FLIGHT = 4, 9
-"""Four rows of 576 values, eight values at once, are nine pieces for each lane."""
+RESTORE_ROWS, RESTORE_MAX_IN_FLIGHT = 2, 5
+"""Two rows of 576 values, eight values at once, are four and a half pieces for each lane."""
 FEW_TOKENS = 4096
 """Up to so many a warp takes one row, so that more warps share the latency."""
 
