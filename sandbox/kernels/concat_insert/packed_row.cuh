@@ -79,8 +79,8 @@ class PackedRow {
   using Code = Coder<Format, Pow2>;
   using Turn = Angles<KEY_WIDTH / 2>;
 
-  RowPiece<Scalar, WIDTH, Access> latents[MINE];
-  RowPiece<Scalar, KEY_WIDTH, Access> keys[MY_KEYS];
+  RowPiece<Scalar, WIDTH, Access> latents[MINE] = {};
+  RowPiece<Scalar, KEY_WIDTH, Access> keys[MY_KEYS] = {};
   Turn angles[MY_KEYS];
   float tensor_scale;
   bool rotated;
@@ -91,7 +91,7 @@ class PackedRow {
                                        long long position, const float* k_scale, int which) {
     thread = which;
     rotated = table.rows != nullptr;
-    if (thread >= WORKERS) return;
+    if (PER_TOKEN && thread >= WORKERS) return;
     if constexpr (PER_TENSOR) tensor_scale = __ldg(k_scale);
 #pragma unroll
     for (int i = 0; i < MINE; ++i) {
@@ -111,7 +111,7 @@ class PackedRow {
   }
 
   __device__ __forceinline__ void store(char* row) const {
-    if (thread >= WORKERS) return;
+    if (PER_TOKEN && thread >= WORKERS) return;
     float* scales = reinterpret_cast<float*>(row + Layout::SCALES);
     float values[MINE][WIDTH], key_values[MY_KEYS][KEY_WIDTH];
 #pragma unroll
@@ -188,7 +188,6 @@ class PackedRow {
     constexpr int LANES = DS_MLA_TILE / WIDTH;
 #pragma unroll
     for (int i = 0; i < MINE; ++i) {
-      if ((piece(i) & -32) >= LATENTS) continue;  // nothing for the whole warp
       unsigned int amax = greatest_of<LANES>(greatest(values[i], magnitude));
       if (__any_sync(0xffffffffu, amax >= INFINITE)) {
         amax = greatest_of<LANES>(greatest(values[i], finite_magnitude));
