@@ -1,4 +1,4 @@
-"""What the contracts of the three ops have in common."""
+"""What the contracts of the ops have in common."""
 
 from __future__ import annotations
 

@@ -74,7 +74,8 @@ struct HeadCode {
 
 // One thread codes all pairs that share a scale, and stores the scale.
 template <CacheFormat Format, bool Pow2, class Pair>
-__device__ __forceinline__ void write_group(int pairs, const Pair& pair, char* codes, char* scale_at) {
+__device__ __forceinline__ void write_group(int pairs, const Pair& pair, char* codes,
+                                            char* scale_at) {
   constexpr int STEP = 2 / codes_a_byte(Format);
   constexpr auto of = Format == FP8_DS_MLA ? finite_magnitude : magnitude;
   unsigned int amax = 0;

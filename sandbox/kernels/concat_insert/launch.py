@@ -1,4 +1,4 @@
-"""What the launchers of the three ops share: the widest access, and arguments in C order."""
+"""What the launchers of the ops share: the widest access, and arguments in C order."""
 
 from __future__ import annotations
 

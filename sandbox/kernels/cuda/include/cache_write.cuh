@@ -50,8 +50,8 @@ __device__ __forceinline__ unsigned int finite_magnitude(float value) {
   return magnitude(value) < INFINITE ? magnitude(value) : 0u;
 }
 
-// The descale of a tile, a latent or a key whose largest magnitude has the bits `amax`; of a tile it
-// is that of the finite values.
+// The descale of a tile, a latent or a key whose largest magnitude has the bits `amax`; in a tile
+// only finite values count.
 template <CacheFormat Format, bool Pow2>
 __device__ __forceinline__ float scale_of(unsigned int amax) {
   if constexpr (Format == FP8_DS_MLA && Pow2) {
