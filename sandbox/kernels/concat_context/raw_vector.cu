@@ -33,7 +33,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
       for (int i = 0; i < IN_FLIGHT; ++i) {
         const int head = first + STEP * i;
-        if (!shared && head < heads) values[i] = load_once<VECTOR>(from + head * k_nope_head_stride);
+        if (!shared && head < heads) {
+          values[i] = load_once<VECTOR>(from + head * k_nope_head_stride);
+        }
       }
 #pragma unroll
       for (int i = 0; i < IN_FLIGHT; ++i) {

@@ -1,5 +1,5 @@
-// One thread an element or a pair of any of a token's 2 * HEADS + 1 output rows, or all values of the
-// cache row that share a scale.
+// One thread an element or a pair of any of a token's 2 * HEADS + 1 output rows, or all values of
+// the cache row that share a scale.
 #include "element_row.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -10,9 +10,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     long long page_stride, long long row_stride, int block_size,
                     long long capacity, const float* k_scale, const long long* slot_mapping,
                     const long long* positions, const float* cos_sin, long long table_stride,
-                    long long table_rows, ELEMENT* q_out, long long q_out_token_stride, long long q_out_head_stride,
-                    ELEMENT* k_out, long long k_out_token_stride, long long k_out_head_stride,
-                    long long tokens) {
+                    long long table_rows, ELEMENT* q_out, long long q_out_token_stride,
+                    long long q_out_head_stride, ELEMENT* k_out, long long k_out_token_stride,
+                    long long k_out_head_stride, long long tokens) {
   constexpr int PAIRS = ROPE / 2;
   constexpr int HEAD_ITEMS = NOPE + PAIRS;
   constexpr int ITEMS = 2 * HEADS * HEAD_ITEMS + LATENT + PAIRS;

@@ -1,5 +1,5 @@
-// One thread an element or a pair of any of a token's 3 * HEADS + 1 output rows, or all values of the
-// cache row that share a scale.
+// One thread an element or a pair of any of a token's 3 * HEADS + 1 output rows, or all values of
+// the cache row that share a scale.
 #include "element_row.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -19,9 +19,10 @@ struct HeadWalk {
   int first, step, end;
 };
 
-// Calls visit(item, walk) for the thread's items, of Left + Right that each head has. The block takes
-// as many heads at a time as it has threads for. Neighbouring threads have neighbouring items, first
-// those on the left of all these heads, then those on the right, so that a warp has work of one kind.
+// Calls visit(item, walk) for the thread's items, of Left + Right that each head has. The block
+// takes as many heads at a time as it has threads for. Neighbouring threads have neighbouring
+// items, first those on the left of all these heads, then those on the right, so that most warps
+// have work of one kind.
 template <int Left, int Right, int Threads, class Visit>
 __device__ __forceinline__ void walk_items(int heads, const Visit& visit) {
   constexpr int ITEMS = Left + Right;
