@@ -7,14 +7,14 @@ from sandbox.kernels.concat_insert.head_launch import codes_a_store, halves, hea
 from sandbox.kernels.cuda import CudaKernel
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "concat_fp8_vector", overlap=True)
-THREADS, IN_FLIGHT, BLOCKS_PER_SM = 256, 4, 4
-MOST_CODES = 8
-"""What one thread stores at a time: the codes of 16 bytes that it loaded."""
+THREADS, IN_FLIGHT, BLOCKS_PER_SM = 256, 2, 4
+MOST_CODES = 16
+"""What one thread stores at a time."""
 
 
 @concat_context_fp8.variant("raw_vector", kind="cuda", preference=30)
 def raw_vector(**arguments: Any) -> None:
-    """A block a token, keys and values side by side: 16 bytes to 8 codes, four loads in flight."""
+    """A block a token, keys and values side by side: 16-byte stores of codes, four loads in flight."""
     k_nope, k_pe, v = (arguments[name] for name in ("k_nope", "k_pe", "v"))
     tokens, heads, nope = k_nope.shape
     targets = [*halves(arguments["k_out"], nope), arguments["v_out"]]

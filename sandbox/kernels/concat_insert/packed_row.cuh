@@ -42,6 +42,9 @@ __device__ __forceinline__ void store_by(char* to, const Piece& piece) {
 
 // The greatest number of `Lanes` neighbouring threads; the whole warp takes part.
 template <int Lanes> __device__ __forceinline__ unsigned int greatest_of(unsigned int mine) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  if constexpr (Lanes == 32) return __reduce_max_sync(0xffffffffu, mine);
+#endif
 #pragma unroll
   for (int step = Lanes / 2; step > 0; step /= 2) {
     mine = max(mine, __shfl_xor_sync(0xffffffffu, mine, step));

@@ -17,9 +17,9 @@ from sandbox.kernels.concat_insert.launch import (
 from sandbox.kernels.cuda import CudaKernel
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "prefill_fp8_fused", overlap=True)
-THREADS, IN_FLIGHT, BLOCKS_PER_SM = 256, 4, 4
-MOST_CODES = 8
-"""What one thread stores at a time: the codes of 16 bytes that it loaded."""
+THREADS, IN_FLIGHT, BLOCKS_PER_SM = 256, 2, 3
+MOST_CODES = 16
+"""What one thread stores at a time."""
 
 
 def _count(arguments: dict[str, Any]) -> int:
@@ -37,7 +37,7 @@ def _supports(**arguments: Any) -> str | None:
 
 @concat_insert_prefill_fp8.variant("raw_fused", kind="cuda", preference=30, supports=_supports)
 def raw_fused(**arguments: Any) -> None:
-    """Two blocks a token, keys with values, and queries: 16 bytes to 8 codes, key read once."""
+    """Two blocks a token, keys with values, and queries: 16-byte stores of codes, key read once."""
     kv_c, k_pe, cos_sin = (arguments[name] for name in ("kv_c", "k_pe", "cos_sin"))
     tokens, (heads, nope) = arguments["slot_mapping"].shape[0], arguments["k_nope"].shape[1:]
     count = _count(arguments)
