@@ -16,12 +16,14 @@ else
   READY := .venv/ready
 endif
 
+WORKERS ?= 2
+
 .PHONY: compare test lint clean
 compare: $(READY)
 	$(RUN) -m experiments compare $(ARGS)
 
 test: $(READY)
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: $(READY)
 	$(RUN) -m ruff check .

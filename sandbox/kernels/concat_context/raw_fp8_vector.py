@@ -14,7 +14,7 @@ MOST_CODES = 16
 
 @concat_context_fp8.variant("raw_vector", kind="cuda", preference=30)
 def raw_vector(**arguments: Any) -> None:
-    """A block a token, keys and values side by side: 16-byte stores of codes, four loads in flight."""
+    """A block a token, keys and values side by side: 16-byte stores, four loads in flight."""
     k_nope, k_pe, v = (arguments[name] for name in ("k_nope", "k_pe", "v"))
     tokens, heads, nope = k_nope.shape
     targets = [*halves(arguments["k_out"], nope), arguments["v_out"]]
