@@ -19,8 +19,9 @@ LSE_SECTOR = 8
 """Tokens whose LSEs share one 32-byte sector in the layout NT."""
 
 
-def _preference(prefix: Any, **others: Any) -> int:
-    return 40 if prefix.shape[0] >= ENOUGH_TOKENS else 20
+def _preference(prefix: Any, output_scale: Any = None, **others: Any) -> int:
+    """Codes take registers that a tile lacks."""
+    return 40 if prefix.shape[0] >= ENOUGH_TOKENS and output_scale is None else 20
 
 
 @lse_merge.variant("raw_tile", kind="cuda", preference=_preference)
