@@ -119,6 +119,8 @@ def conformance(
     show(jobs, run.folder)
     if any(finding.failed for finding in run.rows):
         raise typer.Exit(1)
+    if not any(finding.status == "PASSED" for finding in run.rows):
+        raise stop("nothing was checked: see what was not run")
 
 
 def jobs_of_variants(
@@ -169,9 +171,12 @@ def user_function(role: str, place: str) -> Callable[..., Any]:
             spec.loader.exec_module(module)
         else:
             module = importlib.import_module(where)
-        return getattr(module, name)
+        function = getattr(module, name)
     except Exception as failure:
         raise BadOption(f"--{role} {place}: {failure}") from failure
+    if not callable(function):
+        raise BadOption(f"--{role} {place}: {name} is {type(function).__name__}, no function")
+    return function
 
 
 def show(jobs: Sequence[Job], folder: Path) -> None:

@@ -55,8 +55,8 @@ def judge(vectors: Vectors, writer: bool, call: Callable[[Vectors], Any]) -> Ver
     except Unavailable as reason:
         return Verdict("UNAVAILABLE", str(reason).partition(": ")[2])
     except NotImplementedError as reason:
-        return Verdict("UNAVAILABLE", str(reason))
-    except Exception as failure:
+        return Verdict("UNAVAILABLE", str(reason) or "it raised NotImplementedError")
+    except (Exception, SystemExit) as failure:
         return Verdict("ERROR", f"{type(failure).__name__}: {failure}")
     wrong: Mismatch | None = (compare_stored if writer else compare_values)(vectors, got)
     return Verdict("WRONG", str(wrong), asdict(wrong)) if wrong else Verdict("PASSED")

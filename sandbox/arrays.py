@@ -430,6 +430,8 @@ def device_scalar(value: Any, xp: ModuleType, dtype: Any = np.float32, name: str
         array = adopt(value, name)
         if array.size != 1:
             raise ValueError(f"{name}: expected one element, got shape {array.shape}")
+        if array.dtype.kind in "ub":  # codes of an 8-bit float, too, arrive as uint8
+            raise TypeError(f"{name}: expected a number of 16 bits or more, got {array.dtype}")
         if is_gpu(array):
             gpu = array.data.device_id
             if xp is np or gpu != xp.cuda.runtime.getDevice():

@@ -7,12 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sandbox.kernels import Unavailable
 from sandbox.kernels.cuda import CudaKernel
 from sandbox.kernels.cuda.source import KernelSource
 
 KERNELS = Path(__file__).with_name("cuda_kernels")
 
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", ".hypothesis")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """A variant may refuse a problem, with the reason: any test of it is then skipped."""
+    try:
+        return (yield)
+    except Unavailable as refusal:
+        pytest.skip(str(refusal))
 
 
 @pytest.fixture

@@ -429,3 +429,12 @@ def test_both_import_orders(imports):
         "    out, result = b.kind.empty(2, 'bfloat16')\n"
         "assert result.data_ptr() == out.ctypes.data"
     )
+
+
+def test_scales_that_are_codes_are_refused():
+    for codes in (np.array([0x38], np.uint8), np.array([True])):
+        with pytest.raises(TypeError, match="scale"):
+            arrays.device_scalar(codes, np)
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="k_scale"):
+        arrays.device_scalar(torch.tensor([0.5]).to(torch.float8_e4m3fn), np, name="k_scale")

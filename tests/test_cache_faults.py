@@ -277,3 +277,26 @@ def test_a_wrong_reader_is_found(name, reader, named):
     assert found
     likely = Counter(wrong.suspicion for wrong in found).most_common(1)[0][0]
     assert named in likely if named else not likely
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("cache_format", ["int8_per_token", "fp8_ds_mla"])
+def test_scales_in_the_wrong_order_are_found_in_each_input_type(cache_format, dtype):
+    """A writer that takes one input type alone is seen by the vectors of that type."""
+    own = [v for v in load() if v.cache_format == cache_format and v.rows is not None]
+    own = [v for v in own if v.rows.dtype.name == dtype]
+    assert len(own) >= 2
+
+    def wrong(v):
+        stored = v.stored.copy()
+        for field in v.format.layout(v.widths):
+            if field.name.startswith("kv_c_scale"):
+                part = slice(
+                    field.offset, field.offset + (8 if "int8" in cache_format else field.nbytes)
+                )
+                scales = np.ascontiguousarray(stored[:, part]).view(np.float32)
+                stored[:, part] = np.ascontiguousarray(scales[:, ::-1]).view(np.uint8)
+        return stored
+
+    assert any(compare_stored(v, wrong(v)) for v in own)
+    assert not any(compare_stored(v, v.stored) for v in own)

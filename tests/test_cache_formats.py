@@ -352,3 +352,16 @@ def test_any_float32_is_read_as_a_tile_scale():
 
 def test_float8_has_the_numbers_of_its_dtype():
     assert E4M3.decode(np.uint8([0x7E, 0x01, 0x08])).tolist() == [448, 2.0**-9, 2.0**-6]
+
+
+@pytest.mark.parametrize("widths", [Widths(-5, 0), Widths(0, 0), Widths(128, -2), Widths(8, 3)])
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
+def test_widths_are_whole_positive_and_even(fmt, widths):
+    with pytest.raises(ValueError, match="L is"):
+        fmt.row_bytes(widths)
+
+
+@pytest.mark.parametrize("k_scale", [0, -1, np.nan, np.inf, 1e39, True, [[0.5], [0.2]]])
+def test_a_scale_to_divide_by_is_a_positive_number(k_scale):
+    with pytest.raises(ValueError, match="k_scale"):
+        FORMATS["fp8_e4m3"].encode(np.ones((2, 10), np.float32), Widths(8, 2), k_scale=k_scale)

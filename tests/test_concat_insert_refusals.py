@@ -139,3 +139,10 @@ def test_bad_input_is_refused_and_nothing_written(op, change, error, match):
         op(**changed, variant="reference")
     for name, array in given.items():
         assert (bits_of(array) == bits_of(before[name])).all(), name
+
+
+def test_a_cache_whose_rows_overlap_is_refused():
+    cache = np.lib.stride_tricks.as_strided(np.zeros(4000, np.uint8), (2, 4, 48), (96, 24, 1))
+    rows = np.ones((8, 40), np.float32), np.ones((8, 8), np.float32)
+    with pytest.raises(ValueError, match="cache has strides"):
+        concat_insert(*rows, cache, np.arange(8), cache_format="fp8_e4m3", k_scale=1.0)

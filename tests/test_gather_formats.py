@@ -201,7 +201,7 @@ def test_any_widths(which, fmt, latent, rope, dtype, padding):
     op, variant = which
     widths = Widths(latent * {"fp8_ds_mla": 128, "int4_per_token": 8}.get(fmt.name, 4), 8 * rope)
     if fmt.needs_scale:
-        widths = Widths(widths.L + latent, rope)
+        widths = Widths(widths.L + latent, 2 * rope)
     rows = random_rows(fmt, widths, 3, seed=latent)
     padded = np.full((3, rows.shape[1] + padding), 0xFF, np.uint8)[:, : rows.shape[1]]
     padded[...] = rows
@@ -329,7 +329,7 @@ class TestRefusals:
             ("int8_per_token", {"kv_lora_rank": 161}, ValueError, "no int8_per_token rows"),
             ("int4_per_token", {"kv_lora_rank": 400}, ValueError, "no int4_per_token rows"),
             ("nvfp4", {}, ValueError, "cache_format"),
-            ("bfloat16", {}, TypeError, "bfloat16"),
+            ("bfloat16", {}, (TypeError, ValueError), "bfloat16"),
             (3, {}, TypeError, "cache_format"),
         ],
     )
@@ -385,3 +385,15 @@ def test_a_packed_cache_needs_its_format_and_copies_take_no_scale():
         gather(cache, table, bounds, out_dtype="uint8", k_scale=1.0)
     with pytest.raises(ValueError, match="k_scale is given, but rows are copied"):
         gather(cache.view(np.float16), table, bounds, k_scale=1.0)
+
+
+def test_dtypes_of_torch_and_formats_that_are_numbers():
+    torch = pytest.importorskip("torch")
+    codes = torch.full((2, 48), 0x38, dtype=torch.uint8)
+    out = dequantize_context(codes, cache_format="fp8_e4m3", k_scale=2.0, out_dtype=torch.float16)
+    assert out.dtype == torch.float16
+    assert bool((out == 2).all())
+    with pytest.raises(TypeError, match="out_dtype"):
+        dequantize_context(codes, cache_format="fp8_e4m3", k_scale=2.0, out_dtype=torch.float64)
+    with pytest.raises(ValueError, match="cache_format"):
+        dequantize_context(codes, cache_format="bfloat16")

@@ -79,6 +79,10 @@ class CacheFormat:
 
     def row_bytes(self, dims: RowWidths) -> int:
         """Bytes of one token's row; ValueError where these dims have no layout."""
+        if not (_whole(dims.L, 1) and _whole(dims.R, 0)) or dims.R % 2:
+            raise ValueError(
+                f"L is {dims.L!r} and R is {dims.R!r}, expected a positive and an even whole number"
+            )
         if reason := self.refuses(dims):
             raise ValueError(f"{self.name} has no layout for L = {dims.L}, R = {dims.R}: {reason}")
         return sum(field.nbytes for field in self.layout(dims))
@@ -129,8 +133,8 @@ class CacheFormat:
             tile_scale: one of `tile_scales`; None is the first.
 
         Raises:
-            ValueError: the last axis is not `L + R`, the dims have no layout, or `k_scale` or
-                `tile_scale` is missing, unknown or not wanted.
+            ValueError: the last axis is not `L + R`, the dims have no layout, `k_scale` is not a
+                positive, finite float32, or it or `tile_scale` is missing, unknown or not wanted.
         """
         if rows.shape[-1] != dims.L + dims.R:
             raise ValueError(
@@ -140,7 +144,7 @@ class CacheFormat:
         self.check_scales(k_scale, tile_scale)
         options: dict[str, Any] = {}
         if self.needs_scale:
-            options["k_scale"] = np.float32(k_scale)
+            options["k_scale"] = _positive(k_scale)
         if self.tile_scales:
             options["tile_scale"] = tile_scale or self.tile_scales[0]
         return self.encode_row(rows, dims, **options)
@@ -176,6 +180,18 @@ class CacheFormat:
         if tile_scale is not None and tile_scale not in self.tile_scales:
             allowed = " or ".join(map(repr, self.tile_scales)) or "None: it has no tiles"
             raise ValueError(f"tile_scale is {tile_scale!r}, expected {allowed} for {self.name}")
+
+
+def _whole(number: Any, least: int) -> bool:
+    return isinstance(number, int | np.integer) and number >= least
+
+
+def _positive(k_scale: Any) -> np.float32:
+    with np.errstate(over="ignore"):
+        scale = np.float32(k_scale)
+    if isinstance(k_scale, bool) or scale.ndim or not 0 < scale < np.inf:
+        raise ValueError(f"k_scale is {k_scale}, expected a positive, finite float32")
+    return scale
 
 
 def split(rows: Any, dims: RowWidths) -> tuple[Any, Any]:

@@ -72,12 +72,29 @@ def signed_edges(scale: float = 1.0) -> Any:
         return np.concatenate([edges, -edges]) * np.float32(scale)
 
 
+def other_inputs(rows: Any, reach: int = 6) -> Iterator[tuple[str, Widths, Any]]:
+    """The scattered rows of DeepSeek's widths and special `rows` in float32 and float16, which are
+    other kernels than bf16: values that bf16 does not have, a zero row, NaN, infinities."""
+    wide = scattered(5, DEEPSEEK, reach).astype(np.float32) * np.float32(1.001)
+    wide[1] = 0
+    wide[3, 7], wide[3, -1], wide[4, 300] = np.nan, -np.inf, np.inf
+    dims, special = rows
+    for dtype in (np.float32, np.float16):
+        with np.errstate(over="ignore"):
+            yield np.dtype(dtype).name, DEEPSEEK, wide.astype(dtype)
+            yield f"special_{np.dtype(dtype).name}", dims, special.astype(dtype)
+
+
 def per_tensor_rows(fmt: CacheFormat, k_scale: float) -> Iterator[tuple[str, Widths, Any]]:
     """Named rows for a format of one code a value."""
     kind = E5M2 if fmt.name == "fp8_e5m2" else E4M3
     yield "all_bfloat16", DEEPSEEK, all_bfloat16(DEEPSEEK)
     between = np.concatenate([ties(kind) * np.float32(k_scale), signed_edges(k_scale)])
     yield "ties", DEEPSEEK, np.resize(between, (2, 576)).astype(np.float32)
+    if k_scale == 0.3:
+        dims = Widths(40, 8)
+        edges = filled(signed_edges(k_scale), dims, np.dtype(np.float32))
+        yield from other_inputs((dims, edges))
     if k_scale in (1.0, 0.3):
         for dims in (Widths(40, 8), Widths(34, 0)):
             yield "edges", dims, filled(signed_edges(k_scale), dims)
@@ -136,7 +153,8 @@ def ds_mla_rows() -> Iterator[tuple[str, Widths, Any]]:
     yield "tiles", DEEPSEEK, tile_rows(DEEPSEEK)
     yield "ties", DEEPSEEK, tied_tiles()
     yield "scattered", DEEPSEEK, scattered(9, DEEPSEEK)
-    yield "float16", DEEPSEEK, scattered(3, DEEPSEEK, 6).astype(np.float16) * np.float16(1.001)
+    dims = Widths(256, 8)
+    yield from other_inputs((dims, tile_rows(dims).astype(np.float32)))
     for dims in (Widths(128, 8), Widths(256, 0)):
         yield "tiles", dims, tile_rows(dims)
 
@@ -182,6 +200,8 @@ def per_token_rows(fmt: CacheFormat) -> Iterator[tuple[str, Widths, Any]]:
     yield "halves", DEEPSEEK, half_rows(DEEPSEEK, largest)
     yield "ties", DEEPSEEK, tied_halves(DEEPSEEK, largest)
     yield "scattered", DEEPSEEK, scattered(9, DEEPSEEK)
+    dims = Widths(40, 8)
+    yield from other_inputs((dims, half_rows(dims, largest).astype(np.float32)))
     for dims in (Widths(40, 8), Widths(48, 0)):
         yield "halves", dims, half_rows(dims, largest)
 

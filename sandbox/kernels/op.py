@@ -356,11 +356,7 @@ def _check_output(name: str, array: Any, spec: Output) -> None:
         raise ValueError(f"{name} has shape {tuple(array.shape)}, expected {spec.shape}")
     check_strides = require.whole_strides if spec.any_strides else require.strided_rows
     check_strides(array, name)
-    reach = array.dtype.itemsize
-    for stride, length in sorted((abs(s), n) for n, s in zip(array.shape, array.strides) if n > 1):
-        if array.size and stride < reach:
-            raise ValueError(f"{name} has strides {array.strides}: its elements share memory")
-        reach += stride * (length - 1)
+    require.no_overlap(array, name)
 
 
 def operation(**declaration: Any) -> Callable[[Callable[..., dict[str, Any]]], Op]:

@@ -71,6 +71,25 @@ def whole_strides(value: Any, name: str) -> None:
             )
 
 
+def no_overlap(value: Any, name: str) -> None:
+    """An array to be written whose elements each have memory of their own."""
+    reach = value.dtype.itemsize
+    for stride, length in sorted((abs(s), n) for n, s in zip(value.shape, value.strides) if n > 1):
+        if value.size and stride < reach:
+            raise ValueError(f"{name} has strides {value.strides}: its elements share memory")
+        reach += stride * (length - 1)
+
+
+def named_dtype(asked: Any, name: str, allowed: Iterable[np.dtype]) -> np.dtype:
+    """The dtype that the caller means: a NumPy dtype, its name, or torch's of that name."""
+    allowed = list(allowed)
+    for dtype in allowed:
+        if str(asked).removeprefix("torch.") == dtype.name or asked == dtype:
+            return dtype
+    names = ", ".join(dtype.name for dtype in allowed)
+    raise TypeError(f"{name} is {asked!r}, expected one of {names}")
+
+
 class Memory:
     """Where the elements of a NumPy or CuPy array lie; strides must not be negative."""
 

@@ -53,9 +53,7 @@ def rows_to_insert(
     cache_arguments.aligned(cache, "cache", fmt)
     if cache.shape[1] == 0:
         raise ValueError(f"cache has shape {tuple(cache.shape)}: block_size must be positive")
-    steps = [stride for length, stride in zip(cache.shape, cache.strides) if length > 1]
-    if cache.size and 0 in steps:
-        raise ValueError("cache overlaps itself: a broadcast view cannot be written")
+    require.no_overlap(cache, "cache")
     scale = cache_arguments.cache_scale(fmt, k_scale, cache)
     fmt.check_scales(k_scale, tile_scale)
     if fmt.tile_scales and tile_scale is None:

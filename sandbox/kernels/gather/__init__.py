@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sandbox import arrays
-from sandbox.cache_formats import FORMATS, CacheFormat, format_named
+from sandbox.cache_formats import FORMATS, CacheFormat, format_by_name, format_named
 from sandbox.kernels import cache_arguments, require
 from sandbox.kernels.gather import cases, reference
 from sandbox.kernels.op import Output, operation
@@ -57,11 +57,7 @@ def _check_values(
 def _wanted_dtype(out_dtype: Any, out: Any, default: np.dtype) -> np.dtype:
     """The element type that the caller asks for, by name, by dtype, or by an array given."""
     if out_dtype is not None:
-        for dtype in (*VALUES, CODES):
-            if out_dtype == dtype.name or out_dtype == dtype:
-                return dtype
-        names = ", ".join(dtype.name for dtype in (*VALUES, CODES))
-        raise TypeError(f"out_dtype is {out_dtype!r}, expected one of {names}")
+        return require.named_dtype(out_dtype, "out_dtype", (*VALUES, CODES))
     return default if out is None else out.dtype
 
 
@@ -245,6 +241,8 @@ def dequantize_context(
         require.Memory(out, "out").apart(require.Memory(codes, "codes"))
         rows = out.shape[0]
     dtype = _wanted_dtype(out_dtype, out, VALUES[0])
-    fmt = format_named(cache_format, codes.dtype)
+    fmt = format_by_name(cache_format)
+    if not fmt.packed:
+        raise ValueError(f"cache_format is {fmt.name!r}, whose rows are numbers already")
     columns, how = _restored(codes, "codes", fmt, k_scale, kv_lora_rank, dtype)
     return {"out_dtype": dtype, "out": Output((rows, columns), dtype), **how}

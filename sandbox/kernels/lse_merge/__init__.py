@@ -267,8 +267,4 @@ def _out_dtype(asked: Any, out: Any, partials: Any, scale: Any) -> np.dtype:
             return partials.dtype
         require.dtype(out, "out", *STATE_DTYPES)
         return out.dtype
-    for dtype in STATE_DTYPES:
-        if asked == dtype.name or asked == dtype:
-            return dtype
-    names = ", ".join(dtype.name for dtype in STATE_DTYPES)
-    raise TypeError(f"out_dtype is {asked!r}, expected one of {names}")
+    return require.named_dtype(asked, "out_dtype", STATE_DTYPES)
