@@ -1,0 +1,537 @@
+"""Batches and context chunks: cases from the field, brute force, properties."""
+
+import itertools
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sandbox.dims import PRESETS
+from sandbox.planner import (
+    PAD_SLOT,
+    STRATEGIES,
+    ContextParallel,
+    DecodePlanner,
+    RowPadding,
+    decodes_first,
+    plan_batch,
+    plan_context_chunks,
+    plan_step,
+    single_token_rows,
+    size_workspace,
+    split_decodes_and_prefills,
+    workspace_of,
+)
+
+V3 = PRESETS["deepseek_v3"]
+quick = settings(max_examples=150, deadline=None, database=None, derandomize=True)
+
+
+def split(lens, **options):
+    found = split_decodes_and_prefills(lens, **options)
+    return (
+        found.num_decodes,
+        found.num_prefills,
+        found.num_decode_tokens,
+        found.num_prefill_tokens,
+    )
+
+
+class TestSplit:
+    @pytest.mark.parametrize(
+        ("lens", "options", "expected"),
+        [
+            ([], {}, (0, 0, 0, 0)),
+            ([1, 1, 1], {}, (3, 0, 3, 0)),
+            ([5, 1], {}, (0, 2, 0, 6)),
+            ([1, 1, 9], {}, (2, 1, 2, 9)),
+            ([2, 1, 3, 4, 5, 6, 7, 8], {"decode_threshold": 4}, (4, 4, 10, 26)),
+            ([2, 2, 1, 3, 2, 1, 2], {"decode_threshold": 3, "require_uniform": True}, (2, 5, 4, 9)),
+            ([2, 1, 2, 4, 5], {"decode_threshold": 4, "require_uniform": True}, (1, 4, 2, 12)),
+            ([2, 2, 2, 0], {"decode_threshold": 2, "require_uniform": True}, (4, 0, 8, 0)),
+            ([2, 2, 0, 2], {"decode_threshold": 2, "require_uniform": True}, (2, 2, 4, 2)),
+            ([0, 0], {"require_uniform": True}, (2, 0, 0, 0)),
+            ([1, 1, 1], {"is_prefill": [False, True, False]}, (1, 2, 1, 2)),
+            ([1, 1], {"is_prefill": [True, False]}, (0, 2, 0, 2)),
+        ],
+    )
+    def test_boundary(self, lens, options, expected):
+        assert split(lens, **options) == expected
+
+    @quick
+    @given(
+        lens=st.lists(st.integers(0, 6), max_size=9),
+        flags=st.lists(st.booleans(), min_size=9, max_size=9),
+        threshold=st.integers(1, 4),
+        uniform=st.booleans(),
+    )
+    def test_order_puts_decodes_first_and_can_be_undone(self, lens, flags, threshold, uniform):
+        options = {"decode_threshold": threshold, "require_uniform": uniform}
+        order = decodes_first(lens, is_prefill=flags[: len(lens)], **options)
+        lens, flags = np.array(lens, int), np.array(flags[: len(lens)], bool)
+        assert (order.order[order.inverse] == np.arange(len(lens))).all()
+        found = split_decodes_and_prefills(
+            lens[order.order], is_prefill=flags[order.order], **options
+        )
+        decodes = (lens <= threshold) & ~flags
+        if not uniform:
+            assert found.num_decodes == decodes.sum()
+            for kind in (decodes, ~decodes):
+                kept = order.order[kind[order.order]]
+                assert (np.diff(kept) > 0).all()
+        elif (decodes & (lens > 0)).any():
+            counts = np.bincount(lens[decodes & (lens > 0)])
+            assert found.num_decodes >= counts.max()
+        starts = np.concatenate([[0], np.cumsum(lens)])
+        tokens = np.concatenate([np.arange(starts[r], starts[r + 1]) for r in order.order] or [[]])
+        np.testing.assert_array_equal(order.tokens(lens), tokens)
+
+    @pytest.mark.parametrize(
+        ("lens", "error"), [([1.5], TypeError), ([-1], ValueError), ([[1]], ValueError)]
+    )
+    def test_refusals(self, lens, error):
+        with pytest.raises(error, match="query_lens"):
+            split_decodes_and_prefills(lens)
+
+
+def table(*rows):
+    return np.array(rows, np.int32)
+
+
+class TestBatch:
+    def test_positions_slots_and_padding(self):
+        batch = plan_batch(
+            [1, 3],
+            [5, 2],
+            table([7, 3], [0, 9]),
+            4,
+            padded_requests=3,
+            padded_tokens=6,
+        )
+        assert batch.positions.tolist() == [5, 2, 3, 4, 0, 0]
+        assert batch.slot_mapping.tolist() == [13, 2, 3, 36, PAD_SLOT, PAD_SLOT]
+        assert batch.query_start_loc.tolist() == [0, 1, 4, 4]
+        assert batch.seq_lens.tolist() == [6, 5, 0]
+        assert batch.context_lens.tolist() == [5, 2, 0]
+        assert (batch.max_query_len, batch.max_seq_len, batch.max_context_len) == (3, 6, 5)
+        assert batch.num_tokens == 4
+        assert (batch.split.num_decodes, batch.split.num_prefills) == (1, 1)
+
+    @pytest.mark.parametrize(
+        ("context", "row", "options"),
+        [(7, [1, 2], {}), (3, [1, -1], {}), (0, [8, 1], {"num_blocks": 8})],
+    )
+    def test_positions_beyond_the_table_never_get_a_slot(self, context, row, options):
+        arguments = ([2], [context], table(row), 4)
+        with pytest.raises(ValueError, match="block_table"):
+            plan_batch(*arguments, **options)
+        batch = plan_batch(*arguments, out_of_range="pad", **options)
+        inside = [p < 8 and 0 <= row[p // 4] < 8 for p in (context, context + 1)]
+        assert [slot != PAD_SLOT for slot in batch.slot_mapping] == inside
+
+    def test_no_request_and_no_column(self):
+        batch = plan_batch([], [], np.zeros((0, 0), np.int32), 4)
+        assert batch.query_start_loc.tolist() == [0]
+        assert batch.split.num_decodes == 0
+        with pytest.raises(ValueError, match="block_table"):
+            plan_batch([1], [0], np.zeros((1, 0), np.int32), 4)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"context_lens": [1]},
+            {"block_table": table([1])},
+            {"block_size": 0},
+            {"padded_requests": 1},
+            {"padded_tokens": 1},
+            {"out_of_range": "wrap"},
+        ],
+    )
+    def test_refusals_name_the_argument(self, change):
+        good = {
+            "query_lens": [1, 1],
+            "context_lens": [1, 1],
+            "block_table": table([1], [2]),
+            "block_size": 4,
+        }
+        with pytest.raises(ValueError, match=next(iter(change))):
+            plan_batch(**{**good, **change})
+
+    def test_more_tokens_than_offsets_can_hold(self):
+        with pytest.raises(ValueError, match="int32"):
+            plan_batch([2**31 - 1, 1], [0, 0], table([1], [2]), 8)
+
+    def test_block_of_tokens_that_see_each_other(self):
+        rows, lens = single_token_rows(table([1, 2], [3, 4]), np.array([6, 9]), [2, 1])
+        assert rows.tolist() == [[1, 2], [1, 2], [3, 4]]
+        assert lens.tolist() == [6, 6, 9]
+
+
+def chunks_of(budget, context, *, most=None, alignment=1, padding=None, strategy="in_order"):
+    plan = plan_context_chunks(
+        context,
+        [4] * len(context),
+        budget,
+        max_chunk=most,
+        alignment=alignment,
+        padding=padding,
+        strategy=strategy,
+    )
+    triples = zip(
+        plan.pieces.request.tolist(), plan.pieces.start.tolist(), plan.pieces.length.tolist()
+    )
+    triples = list(triples)
+    return [triples[a:b] for a, b in itertools.pairwise(plan.pieces.bounds.tolist())], plan
+
+
+FIELD = [
+    (1024, 1024, 16, [768, 512, 512], [[(0, 0, 768), (1, 0, 256)], [(1, 256, 256), (2, 0, 512)]]),
+    (
+        1024,
+        1024,
+        16,
+        [2048, 32, 32],
+        [[(0, 0, 1024)], [(0, 1024, 1024)], [(1, 0, 32), (2, 0, 32)]],
+    ),
+    (1024, 1024, 16, [64, 0, 64, 0], [[(0, 0, 64)], [(2, 0, 64)]]),
+    (1024, 1024, 16, [0, 0], []),
+    (
+        1000,
+        992,
+        16,
+        [100, 37, 5000, 0, 3],
+        [
+            [(0, 0, 100), (1, 0, 37), (2, 0, 848)],
+            [(2, 848, 992)],
+            [(2, 1840, 992)],
+            [(2, 2832, 992)],
+            [(2, 3824, 992)],
+            [(2, 4816, 184)],
+            [(4, 0, 3)],
+        ],
+    ),
+    (1024, 1024, 16, [1025], [[(0, 0, 1024)], [(0, 1024, 1)]]),
+    (1024, 1024, 16, [1024, 1024], [[(0, 0, 1024)], [(1, 0, 1024)]]),
+    (1024, 1024, 16, [1000, 100], [[(0, 0, 1000), (1, 0, 16)], [(1, 16, 84)]]),
+    (1024, 1024, 16, [1015, 100], [[(0, 0, 1015)], [(1, 0, 100)]]),
+    (65536, None, 16, [60000] + [16] * 31, [[(0, 0, 60000)] + [(r, 0, 16) for r in range(1, 32)]]),
+]
+
+
+class TestChunks:
+    @pytest.mark.parametrize(("budget", "most", "alignment", "context", "expected"), FIELD)
+    def test_field_cases(self, budget, most, alignment, context, expected):
+        assert chunks_of(budget, context, most=most, alignment=alignment)[0] == expected
+
+    def test_padded_rows_of_ranks(self):
+        padding = RowPadding(64, 16)
+        found, _ = chunks_of(16, [100], most=64, alignment=64, padding=padding)
+        assert found == [[(0, 0, 64)], [(0, 64, 36)]]
+        found, plan = chunks_of(32, [65, 96], alignment=64, padding=padding)
+        assert found == [[(0, 0, 65)], [(1, 0, 96)]]
+        assert plan.chunk_rows.tolist() == [32, 32]
+
+    def test_tokens_without_context_and_the_layout_of_chunks(self):
+        plan = plan_context_chunks([64, 0, 64, 0], [4] * 4, 1024, alignment=16)
+        assert plan.empty_token_slices == [slice(4, 8), slice(12, 16)]
+        first, second = plan.chunks()
+        assert (first.requests, first.tokens) == (slice(0, 1), slice(0, 4))
+        assert (second.requests, second.tokens) == (slice(2, 3), slice(8, 12))
+        plan = plan_context_chunks([768, 512, 512], [5, 2, 3], 1024, alignment=16)
+        first, second = plan.chunks()
+        assert not first.is_continuation
+        assert first.merged_tokens == 0
+        assert second.is_continuation
+        assert (second.requests, second.tokens) == (slice(1, 3), slice(5, 10))
+        assert second.continuation_token_end == 7
+        assert second.merged_tokens == 2
+        assert second.starts.tolist() == [256, 0]
+        assert second.cu_seq_lens.tolist() == [0, 256, 768]
+        assert second.query_start_loc.tolist() == [0, 2, 5]
+        assert (second.max_query_len, second.max_context_len) == (3, 512)
+        assert second.num_context_tokens == 768
+
+    def test_no_context_is_an_empty_plan_and_any_context_is_planned(self):
+        assert not plan_context_chunks([0, 0, 0], [1, 2, 3], 16)
+        plan = plan_context_chunks([16], [3], 16)
+        assert plan
+        assert len(plan) == 1
+        assert not plan.needs_merge
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_too_small_a_workspace_is_an_error_that_says_so(self, strategy):
+        with pytest.raises(ValueError, match="workspace of 8 rows is too small"):
+            chunks_of(8, [100], alignment=16, strategy=strategy)
+        assert chunks_of(8, [8], alignment=16, strategy=strategy)[0] == [[(0, 0, 8)]]
+
+    def test_many_requests_in_a_small_workspace(self):
+        found, _ = chunks_of(64, [16] * 5, alignment=16)
+        assert found == [[(r, 0, 16) for r in range(4)], [(4, 0, 16)]]
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"query_lens": [1]},
+            {"row_budget": 0},
+            {"alignment": 0},
+            {"strategy": "best"},
+            {"context_lens": [-1, 2]},
+        ],
+    )
+    def test_refusals_name_the_argument(self, change):
+        good = {"context_lens": [3, 2], "query_lens": [1, 1], "row_budget": 16}
+        with pytest.raises(ValueError, match=next(iter(change))):
+            plan_context_chunks(**{**good, **change})
+
+
+def packing_by_hand(context, budget, most, alignment, padding):
+    """Request-aware packing, a request at a time."""
+    chunks, current, used = [], [], 0
+
+    def close():
+        nonlocal current, used
+        if current:
+            chunks.append(current)
+        current, used = [], 0
+
+    for request, length in enumerate(context):
+        if length == 0:
+            close()
+            continue
+        start = 0
+        while start < length:
+            left = length - start
+            if used + padding.needed(left) <= budget:
+                current.append((request, start, left))
+                used += padding.needed(left)
+                break
+            cut = 0
+            for size in range(alignment, left, alignment):
+                if size <= most and used + padding.needed(size) <= budget:
+                    cut = size
+            if cut:
+                current.append((request, start, cut))
+                start += cut
+            elif not current:
+                raise ValueError("too small")
+            close()
+    close()
+    return chunks
+
+
+paddings = st.sampled_from([RowPadding(), RowPadding(8, 2), RowPadding(12, 4)])
+
+
+class TestProperties:
+    @quick
+    @given(
+        context=st.lists(st.one_of(st.just(0), st.integers(0, 90)), max_size=12),
+        budget=st.integers(1, 70),
+        multiple=st.integers(1, 3),
+        padding=paddings,
+    )
+    def test_in_order_is_the_packing_by_hand(self, context, budget, multiple, padding):
+        alignment = multiple * padding.tokens
+        most = max(padding.held(budget), 1)
+        try:
+            expected = packing_by_hand(context, budget, most, alignment, padding)
+        except ValueError:
+            with pytest.raises(ValueError, match="too small"):
+                chunks_of(budget, context, alignment=alignment, padding=padding)
+            return
+        found, _ = chunks_of(budget, context, alignment=alignment, padding=padding)
+        assert found == expected
+
+    @quick
+    @given(
+        context=st.lists(st.one_of(st.just(0), st.integers(0, 90)), max_size=12),
+        budget=st.integers(16, 70),
+        strategy=st.sampled_from(sorted(STRATEGIES)),
+        padding=paddings,
+        seed=st.integers(0, 5),
+    )
+    def test_every_strategy(self, context, budget, strategy, padding, seed):
+        query = np.random.default_rng(seed).integers(1, 9, len(context))
+        alignment = padding.tokens
+        options = {"alignment": alignment, "padding": padding}
+        plan = plan_context_chunks(context, query, budget, strategy=strategy, **options)
+        assert sorted(plan.order.tolist()) == list(range(len(context)))
+        np.testing.assert_array_equal(plan.context_lens, np.array(context, int)[plan.order])
+        np.testing.assert_array_equal(plan.query_lens, query[plan.order])
+        pieces = plan.pieces
+        seen = dict.fromkeys(range(len(context)), 0)
+        for request, start, length in zip(pieces.request, pieces.start, pieces.length):
+            assert length > 0
+            assert start == seen[request]
+            assert start % alignment == 0
+            seen[request] += length
+        assert [seen[r] for r in range(len(context))] == plan.context_lens.tolist()
+        assert (plan.chunk_rows <= budget).all()
+        for chunk, (begin, end) in zip(plan.chunks(), itertools.pairwise(pieces.bounds)):
+            assert (np.diff(pieces.request[begin:end]) == 1).all()
+            assert (pieces.start[begin + 1 : end] == 0).all()
+            assert chunk.is_continuation == (pieces.start[begin] > 0)
+            assert (chunk.starts == pieces.start[begin:end]).all()
+        covered = np.zeros(int(query.sum()), int)
+        for place in plan.empty_token_slices:
+            covered[place] += 1
+        bounds = np.concatenate([[0], np.cumsum(plan.query_lens)])
+        for request, length in enumerate(plan.context_lens):
+            assert (covered[bounds[request] : bounds[request + 1]] == (length == 0)).all()
+        default = plan_context_chunks(context, query, budget, **options)
+        assert len(plan) <= len(default)
+        if strategy == "fewest_merges":
+            first = plan_context_chunks(context, query, budget, strategy="context_first", **options)
+            assert plan.continues.sum() <= max(first.continues.sum(), default.continues.sum())
+
+    def test_small_grids_at_the_edges_of_the_workspace(self):
+        sizes = (0, 1, 3, 4, 5, 7, 8, 9, 16, 17)
+        for context in itertools.product(sizes, repeat=3):
+            for budget in (4, 7, 8, 9):
+                expected = packing_by_hand(context, budget, budget, 4, RowPadding())
+                assert chunks_of(budget, list(context), alignment=4)[0] == expected
+
+
+class TestStep:
+    def test_one_order_for_decodes_and_strategy(self):
+        rows = np.arange(5 * 40, dtype=np.int32).reshape(5, 40)
+        plan = plan_step(
+            [7, 1, 5, 1, 6],
+            [0, 9, 100, 3, 90],
+            rows,
+            4,
+            128,
+            strategy="fewest_merges",
+        )
+        assert plan.order.order.tolist() == [1, 3, 2, 4, 0]
+        assert plan.order.order[plan.order.inverse].tolist() == [0, 1, 2, 3, 4]
+        assert plan.batch.split.num_decodes == 2
+        assert plan.batch.context_lens.tolist() == [9, 3, 100, 90, 0]
+        assert plan.batch.slot_mapping[0] == rows[1, 2] * 4 + 1
+        assert plan.context.context_lens.tolist() == [100, 90, 0]
+
+    def test_flagged_prefill_of_one_token_is_no_decode(self):
+        plan = plan_step([1, 1], [4, 8], table([0, 1, 2], [3, 4, 5]), 4, 64, is_prefill=[1, 0])
+        assert plan.order.order.tolist() == [1, 0]
+        assert plan.batch.split.num_prefills == 1
+        assert plan.context.context_lens.tolist() == [4]
+
+    def test_one_buffer_carries_all_arrays(self):
+        rng = np.random.default_rng(0)
+        context = rng.integers(0, 300, 40) * (rng.random(40) < 0.8)
+        query = rng.integers(1, 9, 40)
+        rows = rng.integers(0, 999, (40, 80)).astype(np.int32)
+        plan = plan_step(query, context, rows, 4, 256)
+        packed = plan.packed()
+        copied = packed.moved(np.copy)
+        assert copied.buffer.dtype == np.int32
+        np.testing.assert_array_equal(copied["positions"], plan.batch.positions)
+        np.testing.assert_array_equal(copied["slot_mapping"], plan.batch.slot_mapping)
+        np.testing.assert_array_equal(copied["query_start_loc"], plan.batch.query_start_loc)
+        for number, chunk in enumerate(plan.context.chunks()):
+            pieces, bounds = plan.chunk_slices(number)
+            np.testing.assert_array_equal(copied["chunk_starts"][pieces], chunk.starts)
+            np.testing.assert_array_equal(copied["chunk_cu_seq_lens"][bounds], chunk.cu_seq_lens)
+            got = copied["chunk_query_start_loc"][bounds]
+            np.testing.assert_array_equal(got, chunk.query_start_loc)
+        for place in packed.places.values():
+            assert place.offset % 4 == 0
+        again = plan.packed(np.zeros(len(packed.buffer) + 5, np.int32))
+        np.testing.assert_array_equal(again["seq_lens"], plan.batch.seq_lens)
+        with pytest.raises(ValueError, match="buffer"):
+            plan.packed(np.zeros(len(packed.buffer) - 9, np.int32))
+
+    def test_report_of_a_plan_counted_by_hand(self):
+        plan = plan_step([5, 2, 3, 1], [768, 512, 512, 7], np.zeros((4, 50), np.int32), 16, 1024)
+        report = plan.report(V3, "fp8_ds_mla")
+        assert (report.chunks, report.least_chunks) == (2, 2)
+        assert (report.merges, report.merged_tokens) == (1, 2)
+        assert (report.context_rows, report.padding_rows) == (1792, 0)
+        assert report.gather_bytes == 1792 * 656
+        pairs = 5 * 768 + 2 * 512 + 3 * 512
+        assert report.context_flops == 2 * 128 * (192 + 128) * pairs
+        assert report.new_flops == 2 * 128 * 320 * (15 + 3 + 6)
+        assert report.peak_bytes == workspace_of(1024, V3).total_bytes
+
+
+class TestWorkspace:
+    def test_bytes_of_the_field(self):
+        space = size_workspace(V3, max_model_len=131072, max_num_seqs=4, block_size=64)
+        assert space.rows == 65536
+        assert space.gather_bytes == 65536 * 576 * 2
+        keys_and_values = 65536 * 128 * 320 * 2
+        assert keys_and_values == 5_368_709_120
+        assert space.key_bytes + space.projected_bytes // 2 == keys_and_values
+        assert space.total_bytes == space.gather_bytes + space.up_projection_bytes
+
+    def test_short_models_few_sequences_and_budgets(self):
+        space = size_workspace(V3, max_model_len=100, max_num_seqs=2, block_size=64)
+        assert space.rows == 832
+        limited = size_workspace(
+            V3, max_model_len=131072, max_num_seqs=4, block_size=64, memory_budget=10**9
+        )
+        assert limited.total_bytes <= 10**9 < workspace_of(limited.rows + 64, V3).total_bytes
+        with pytest.raises(ValueError, match="memory_budget"):
+            size_workspace(V3, max_model_len=9, max_num_seqs=4, block_size=64, memory_budget=10**6)
+        ranks = ContextParallel(4, 16, 64)
+        space = size_workspace(V3, max_model_len=100, max_num_seqs=2, block_size=64, parallel=ranks)
+        assert space.rows % ranks.alignment == 0
+        assert space.gather_bytes == (space.rows + space.rows // 4) * 576 * 2
+
+
+class TestDecodePlanner:
+    @quick
+    @given(
+        context=st.lists(st.integers(0, 30), max_size=6),
+        query_len=st.integers(1, 3),
+        columns=st.integers(0, 9),
+        seed=st.integers(0, 3),
+    )
+    def test_as_plan_batch(self, context, query_len, columns, seed):
+        rows = np.random.default_rng(seed).integers(-1, 12, (7, columns)).astype(np.int32)
+        planner = DecodePlanner(8, query_len, block_size=4, num_blocks=11)
+        planner.plan([29] * 7, rows)
+        packed = planner.plan(np.array(context, np.int32), rows)
+        expected = plan_batch(
+            [query_len] * len(context),
+            context,
+            rows,
+            4,
+            num_blocks=11,
+            decode_threshold=3,
+            padded_requests=8,
+            padded_tokens=8 * query_len,
+            out_of_range="pad",
+        )
+        np.testing.assert_array_equal(packed["positions"], expected.positions)
+        np.testing.assert_array_equal(packed["slot_mapping"], expected.slot_mapping)
+        np.testing.assert_array_equal(packed["seq_lens"], expected.seq_lens)
+
+    def test_same_memory_and_nothing_that_grows(self):
+        small, large = (self._peak_of_steps(requests) for requests in (2048, 65536))
+        assert large < small + 4096
+
+    @staticmethod
+    def _peak_of_steps(requests):
+        planner = DecodePlanner(requests, 2, block_size=16)
+        context = np.full(requests, 100, np.int32)
+        rows = np.zeros((requests, 8), np.int32)
+        address = planner.plan(context, rows).buffer.ctypes.data
+        tracemalloc.start()
+        for _ in range(5):
+            packed = planner.plan(context, rows)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert packed.buffer.ctypes.data == address
+        return peak
+
+    def test_refusals(self):
+        planner = DecodePlanner(2, block_size=4)
+        with pytest.raises(ValueError, match="context_lens"):
+            planner.plan([1, 2, 3], np.zeros((3, 1), np.int32))
+        with pytest.raises(TypeError, match="block_table"):
+            planner.plan([1], np.zeros((1, 1), np.int64))
+        with pytest.raises(ValueError, match="block_size"):
+            DecodePlanner(2, block_size=0)
