@@ -97,7 +97,7 @@ class DecodePlanner:
         np.minimum(column, columns - 1, out=column)
         np.multiply(self._request[:count], columns, out=flat)
         np.add(flat, column, out=flat)
-        np.take(block_table.reshape(-1), flat, out=block)
+        np.take(block_table.reshape(-1), flat, out=block, mode="clip")  # "raise" would buffer
         np.logical_and(known, np.greater_equal(block, 0, out=also), out=known)
         np.logical_and(known, np.less(block, self.num_blocks, out=also), out=known)
         np.remainder(here, self.block_size, out=column)
