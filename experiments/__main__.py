@@ -7,6 +7,8 @@ from experiments.compare import compare
 from experiments.conformance import conformance
 from experiments.doctor import doctor
 from experiments.listing import list_ops
+from experiments.planner_speed import planner_speed
+from experiments.replay import replay_trace
 from experiments.resources import resources
 
 app = typer.Typer(
@@ -23,6 +25,8 @@ app = typer.Typer(
 app.command("compare")(compare)
 app.command("list")(list_ops)
 app.command("doctor")(doctor)
+app.command("planner")(planner_speed)
+app.command("replay")(replay_trace)
 app.command("resources")(resources)
 app.command("cache_error")(cache_error)
 app.command("conformance")(conformance)

@@ -17,7 +17,8 @@ from sandbox.planner.chunks import Chunk, ContextPlan, RowPadding, plan_context_
 from sandbox.planner.context_parallel import ContextParallel
 from sandbox.planner.decode import DecodePlanner
 from sandbox.planner.packed import Packed, pack
-from sandbox.planner.plan import Plan, Report, plan_step
+from sandbox.planner.plan import Plan, plan_step
+from sandbox.planner.report import Report, report
 from sandbox.planner.strategies import STRATEGIES
 from sandbox.planner.workspace import Workspace, size_workspace, workspace_of
 
@@ -41,6 +42,7 @@ __all__ = [
     "plan_batch",
     "plan_context_chunks",
     "plan_step",
+    "report",
     "single_token_rows",
     "size_workspace",
     "slot_mapping",

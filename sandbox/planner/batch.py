@@ -9,6 +9,8 @@ import numpy as np
 
 PAD_SLOT = -1
 """The slot of a token whose row is not to be written."""
+TOKENS_AT_ONCE = 1 << 15
+"""Temporary arrays of so many tokens stay in a CPU's cache."""
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,10 @@ def token_requests(query_lens: np.ndarray) -> np.ndarray:
 
 def token_positions(context_lens: np.ndarray, query_lens: np.ndarray) -> np.ndarray:
     """int64 `[T]`: the position of every new token in its request."""
-    starts = offsets(query_lens)[:-1]
-    return np.repeat(context_lens - starts, query_lens) + np.arange(query_lens.sum())
+    starts = offsets(query_lens)
+    positions = np.repeat(context_lens - starts[:-1], query_lens)
+    positions += np.arange(starts[-1])
+    return positions
 
 
 def slot_mapping(
@@ -182,23 +186,39 @@ def slot_mapping(
     """
     if out_of_range not in ("pad", "error"):
         raise ValueError(f"out_of_range is {out_of_range!r}, expected 'pad' or 'error'")
-    columns = positions // block_size
-    known = (positions >= 0) & (columns < block_table.shape[1])
     slots = np.full(len(positions), PAD_SLOT, np.int64)
+    ids = np.iinfo(np.int64).max if num_blocks is None else num_blocks
+    for begin in range(0, len(positions), TOKENS_AT_ONCE):
+        part = slice(begin, begin + TOKENS_AT_ONCE)
+        known = _fill_slots(
+            slots[part], block_table, requests[part], positions[part], block_size, ids
+        )
+        if out_of_range == "error" and not known.all():
+            token = begin + int(np.argmin(known))
+            raise ValueError(
+                f"token {token} of request {int(requests[token])} has position "
+                f"{int(positions[token])}, which its row of block_table does not hold "
+                f"({block_table.shape[1]} blocks of {block_size})"
+            )
+    return slots
+
+
+def _fill_slots(
+    slots: np.ndarray,
+    block_table: np.ndarray,
+    requests: np.ndarray,
+    positions: np.ndarray,
+    block_size: int,
+    num_blocks: int,
+) -> np.ndarray:
+    """Write the slots of tokens that have one; which those are."""
+    columns, offset = np.divmod(positions, block_size)
+    known = (positions >= 0) & (columns < block_table.shape[1])
     if block_table.shape[1]:
         blocks = block_table[requests, np.where(known, columns, 0)].astype(np.int64)
-        known &= blocks >= 0
-        if num_blocks is not None:
-            known &= blocks < num_blocks
-        np.copyto(slots, blocks * block_size + positions % block_size, where=known)
-    if out_of_range == "error" and not known.all():
-        token = int(np.argmin(known))
-        raise ValueError(
-            f"token {token} of request {int(requests[token])} has position "
-            f"{int(positions[token])}, which its row of block_table does not hold "
-            f"({block_table.shape[1]} blocks of {block_size})"
-        )
-    return slots
+        known &= (blocks >= 0) & (blocks < num_blocks)
+        np.copyto(slots, blocks * block_size + offset, where=known)
+    return known
 
 
 @dataclass(frozen=True)

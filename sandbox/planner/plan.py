@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from sandbox.cache_formats import FORMATS
 from sandbox.dims import MLADims
 from sandbox.planner.batch import (
     Batch,
@@ -24,34 +23,7 @@ from sandbox.planner.chunks import (
     plan_context_chunks,
 )
 from sandbox.planner.packed import Packed, pack
-from sandbox.planner.workspace import workspace_of
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a plan makes the kernels do.
-
-    Attributes:
-        chunks, least_chunks: passes over the context, and a bound below which no plan can go.
-        context_rows, padding_rows: rows gathered that are context, and that are not.
-        merges, merged_tokens: chunks that continue a request, and its new tokens in all.
-        slivers: pieces below a sixteenth of the workspace that a split left.
-        gather_bytes: read from the cache.
-        peak_bytes: workspace, up-projected keys and values of the largest chunk.
-        context_flops, new_flops: attention over the context and over the new tokens.
-    """
-
-    chunks: int
-    least_chunks: int
-    context_rows: int
-    padding_rows: int
-    merges: int
-    merged_tokens: int
-    slivers: int
-    gather_bytes: int
-    peak_bytes: int
-    context_flops: int
-    new_flops: int
+from sandbox.planner.report import Report, report
 
 
 @dataclass(frozen=True)
@@ -91,29 +63,7 @@ class Plan:
 
     def report(self, dims: MLADims, cache_format: str = "bfloat16", *, itemsize: int = 2) -> Report:
         """What the kernels have to do, for `dims` and a cache format."""
-        plan = self.context
-        pieces, rows = plan.pieces, plan.chunk_rows
-        tokens = int(pieces.length.sum())
-        gathered = int(rows.sum())
-        queries = plan.query_lens[pieces.request]
-        per_pair = 2 * dims.N * (dims.qk_head_dim + dims.V)
-        new = plan.query_lens
-        split = (pieces.start > 0) | (pieces.length < plan.context_lens[pieces.request])
-        continued = pieces.bounds[:-1][plan.continues]
-        whole = int(plan.padding.needed(plan.context_lens).sum())
-        return Report(
-            chunks=len(plan),
-            least_chunks=-(-whole // plan.budget),
-            context_rows=tokens,
-            padding_rows=gathered - tokens,
-            merges=len(continued),
-            merged_tokens=int(queries[continued].sum()),
-            slivers=int((split & (16 * pieces.length < plan.budget)).sum()),
-            gather_bytes=tokens * FORMATS[cache_format].row_bytes(dims),
-            peak_bytes=workspace_of(int(rows.max(initial=0)), dims, itemsize=itemsize).total_bytes,
-            context_flops=per_pair * int((queries * pieces.length).sum()),
-            new_flops=per_pair * int((new * (new + 1)).sum()) // 2,
-        )
+        return report(self.context, dims, cache_format, itemsize=itemsize)
 
 
 def plan_step(
@@ -151,6 +101,7 @@ def plan_step(
             f"{len(query)} query_lens, {len(context)} context_lens and {len(block_table)} rows of "
             "block_table do not fit together"
         )
+    context = np.where(query > 0, context, 0)  # who computes nothing attends to nothing
     rules = {"decode_threshold": decode_threshold, "require_uniform": require_uniform}
     order = decodes_first(query, is_prefill=is_prefill, **rules).order
     flags = None if is_prefill is None else np.asarray(is_prefill, bool)[order]

@@ -1,0 +1,261 @@
+"""A trace through the server and the planner: what every step planned, and how plans compare."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from experiments.block_pool import BlockPool
+from experiments.serving import Policy, Server, Step, Totals
+from experiments.workloads import PREFIX_BLOCK, Request
+from sandbox.cache_formats import FORMATS
+from sandbox.dims import MLADims
+from sandbox.planner import (
+    ContextParallel,
+    DecodePlanner,
+    plan_context_chunks,
+    plan_step,
+    report,
+)
+
+LAYERS = {"deepseek_v3": 61, "deepseek_v2_lite": 27, "kimi_k2": 61, "kimi_linear": 7, "tiny": 2}
+"""Layers with a latent cache, by preset."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model, its cache, and the plans to compare.
+
+    Attributes:
+        ranks: GPUs over which contexts are spread; each holds a part of every context.
+        memory_bytes: for the cache, on each of them.
+        workspaces: rows that a step may gather, on all ranks together; the first is planned with.
+        strategies: of the planner; the first is planned with.
+    """
+
+    dims: MLADims
+    layers: int
+    cache_format: str
+    ranks: int
+    memory_bytes: int
+    block_size: int
+    policy: Policy
+    workspaces: tuple[int, ...]
+    strategies: tuple[str, ...]
+
+    @property
+    def parallel(self) -> ContextParallel:
+        return ContextParallel(self.ranks, 1, self.block_size)
+
+    @property
+    def tokens_a_block(self) -> int:
+        """A column of the block table stands for one block on each rank."""
+        return self.block_size * self.ranks
+
+    def blocks(self, cache_format: str) -> int:
+        """Blocks of each rank's cache."""
+        row = FORMATS[cache_format].row_bytes(self.dims)
+        return self.memory_bytes // (row * self.block_size * self.layers)
+
+    def capacity(self, cache_format: str, ranks: int | None = None) -> int:
+        """Tokens that the caches of all ranks hold."""
+        ranks = self.ranks if ranks is None else ranks
+        return self.blocks(cache_format) * self.block_size * ranks
+
+
+@dataclass
+class Compared:
+    """What one strategy and workspace made of all steps with context.
+
+    Attributes:
+        chunks: of each such step.
+        merges, merged_tokens, slivers: in all.
+        peak_rows: of the largest chunk.
+    """
+
+    strategy: str
+    workspace: int
+    chunks: list[int] = field(default_factory=list)
+    least: int = 0
+    merges: int = 0
+    merged_tokens: int = 0
+    slivers: int = 0
+    peak_bytes: int = 0
+
+
+TIMELINE = ("clock_s", "decodes", "prefill_tokens", "context_rows", "chunks", "held", "cached")
+TIMELINE += ("waiting", "plan_us")
+
+
+@dataclass
+class Record:
+    """One replay: a value a step for each of `TIMELINE`, the comparisons, what became of requests.
+
+    `held` and `cached` are blocks that requests hold, and that wait for one with their prefix.
+    """
+
+    timeline: dict[str, list[float]]
+    compared: list[Compared]
+    totals: Totals
+    num_blocks: int
+    evicted: int = 0
+    seconds: float = 0.0
+
+    def column(self, name: str) -> np.ndarray:
+        return np.array(self.timeline[name])
+
+
+def grouped(requests: Sequence[Request], keys_a_group: int) -> list[Request]:
+    """Prefix keys for groups of several of a trace's blocks."""
+    if keys_a_group == 1:
+        return list(requests)
+    step = keys_a_group
+    return [
+        Request(r.timestamp, r.input_length, r.output_length, r.hash_ids[step - 1 :: step])
+        for r in requests
+    ]
+
+
+def replay(
+    requests: Sequence[Request], setup: Setup, on_step: Callable[[Totals, Step], None]
+) -> Record:
+    """Serve all requests, planning every step; `on_step` is called after each.
+
+    Raises:
+        ValueError: the cache holds no block, or a workspace is too small for one aligned part.
+    """
+    group = math.lcm(PREFIX_BLOCK, setup.tokens_a_block)
+    blocks = setup.blocks(setup.cache_format)
+    if not blocks:
+        raise ValueError(
+            f"{setup.memory_bytes} bytes of memory do not hold one block of all layers"
+        )
+    pool = BlockPool(blocks, setup.tokens_a_block, group)
+    server = Server(grouped(requests, group // PREFIX_BLOCK), pool, setup.policy)
+    compared = [Compared(s, w) for w in setup.workspaces for s in setup.strategies]
+    record = Record({name: [] for name in TIMELINE}, compared, server.totals, blocks)
+    decodes = DecodePlanner(
+        setup.policy.max_requests, block_size=setup.tokens_a_block, num_blocks=blocks
+    )
+    start = time.perf_counter()
+    for step in server.steps():
+        _plan(step, setup, decodes, pool, record)
+        on_step(server.totals, step)
+    record.seconds = time.perf_counter() - start
+    record.evicted = pool.evicted
+    return record
+
+
+def _plan(
+    step: Step, setup: Setup, decodes: DecodePlanner, pool: BlockPool, record: Record
+) -> None:
+    scheduled = np.flatnonzero(step.query_lens)
+    query, context = step.query_lens[scheduled], step.context_lens[scheduled]
+    prefills = step.is_prefill[scheduled]
+    rows = chunks = 0
+    begin = time.perf_counter()
+    if prefills.any():
+        columns = pool.blocks_for(int((context + query).max()))
+        plan = plan_step(
+            query,
+            context,
+            step.block_table[scheduled, :columns],
+            setup.tokens_a_block,
+            setup.workspaces[0] // setup.ranks,
+            is_prefill=prefills,
+            alignment=setup.parallel.alignment,
+            padding=setup.parallel.padding if setup.ranks > 1 else None,
+            strategy=setup.strategies[0],
+            num_blocks=pool.num_blocks,
+        )
+        plan.packed()
+        rows, chunks = int(plan.context.pieces.length.sum()), len(plan.context)
+    else:
+        decodes.plan(step.context_lens, step.block_table)
+    plan_us = (time.perf_counter() - begin) * 1e6
+    if rows:
+        _compare(context[prefills], query[prefills], setup, record)
+    prefill_tokens = int(query[prefills].sum())
+    values = (
+        step.clock_ms / 1e3,
+        int(np.count_nonzero(~prefills)),
+        prefill_tokens,
+        rows,
+        chunks,
+        pool.held_blocks,
+        pool.cached_blocks,
+        step.waiting,
+        plan_us,
+    )
+    for name, value in zip(TIMELINE, values):
+        record.timeline[name].append(value)
+
+
+def _compare(context: np.ndarray, query: np.ndarray, setup: Setup, record: Record) -> None:
+    for each in record.compared:
+        plan = plan_context_chunks(
+            context,
+            query,
+            each.workspace // setup.ranks,
+            alignment=setup.parallel.alignment,
+            padding=setup.parallel.padding if setup.ranks > 1 else None,
+            strategy=each.strategy,
+        )
+        found = report(plan, setup.dims, setup.cache_format)
+        each.chunks.append(found.chunks)
+        each.least += found.least_chunks
+        each.merges += found.merges
+        each.merged_tokens += found.merged_tokens
+        each.slivers += found.slivers
+        each.peak_bytes = max(each.peak_bytes, found.peak_bytes)
+
+
+def demand(requests: Sequence[Request], setup: Setup) -> int:
+    """Tokens that requests in progress would hold at most if the cache were as large as they like.
+
+    Without context parallelism: blocks of one rank.
+    """
+    most = sum(
+        -(-(r.input_length + max(r.output_length, 1)) // setup.block_size)
+        for r in sorted(requests, key=lambda r: r.input_length + r.output_length)[
+            -setup.policy.max_requests :
+        ]
+    )
+    pool = BlockPool(2 * max(most, 1), setup.block_size, math.lcm(PREFIX_BLOCK, setup.block_size))
+    keys = pool.group // PREFIX_BLOCK
+    held = 0
+    for _ in Server(grouped(requests, keys), pool, setup.policy).steps():
+        held = max(held, pool.held_blocks)
+    return held * setup.block_size
+
+
+def prefix_hits(requests: Sequence[Request], tokens: int) -> float:
+    """Share of prompt tokens that a cache of so many tokens would have, the oldest used first to
+    go; requests one after the other."""
+    room = max(0, tokens // PREFIX_BLOCK)
+    cache: OrderedDict[int, None] = OrderedDict()
+    hit = total = 0
+    for request in requests:
+        leading = 0
+        for key in request.hash_ids:
+            if key not in cache:
+                break
+            leading += 1
+        for key in request.hash_ids:
+            cache[key] = None
+            cache.move_to_end(key)
+        while len(cache) > room:
+            cache.popitem(last=False)
+        hit += min(leading * PREFIX_BLOCK, request.input_length - 1)
+        total += request.input_length
+    return hit / total if total else 0.0
+
+
+def percentiles(values: Sequence[float]) -> Iterator[float]:
+    """The 50th, 90th, 99th percentile and the largest; zeros without values."""
+    return iter(np.percentile(values, (50, 90, 99, 100)).tolist() if len(values) else [0.0] * 4)

@@ -1,0 +1,304 @@
+"""Serving a trace: the cache's blocks, the server's steps, the replay's page."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments import planner_speed
+from experiments.block_pool import BlockPool
+from experiments.csv_trace import read_csv_trace
+from experiments.replay_run import Setup, demand, grouped, prefix_hits, replay
+from experiments.serving import Policy, Server
+from experiments.workloads import Generator, Request, TraceError
+from sandbox.dims import PRESETS
+
+ROOT = Path(__file__).resolve().parents[1]
+quick = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+
+
+class TestBlockPool:
+    def test_prefix_is_shared_once_it_is_computed(self):
+        pool = BlockPool(12, 4, 8)
+        first = pool.take([1, 2], 20, 22)
+        assert (first.cached_tokens, len(first.blocks), pool.held_blocks) == (0, 6, 6)
+        aside = pool.take([1, 2], 20, 20)
+        assert aside.cached_tokens == 0
+        assert not set(aside.blocks) & set(first.blocks)
+        pool.give_back(aside)
+        pool.computed(first)
+        second = pool.take([1, 3], 18, 18)
+        assert second.cached_tokens == 8
+        assert second.blocks[:2].tolist() == first.blocks[:2].tolist()
+        assert len(set(second.blocks[2:]) & set(first.blocks)) == 0
+        assert pool.held_blocks == 6 + 3
+
+    def test_a_token_of_the_prompt_is_left_to_compute(self):
+        pool = BlockPool(9, 4, 8)
+        pool.computed(pool.take([1], 8, 9))
+        assert pool.take([1], 8, 9).cached_tokens == 7
+
+    def test_no_room_takes_nothing_and_the_oldest_prefix_goes_first(self):
+        pool = BlockPool(6, 4, 8)
+        for key in (1, 2):
+            held = pool.take([key], 8, 8)
+            pool.computed(held)
+            pool.give_back(held)
+        assert (pool.cached_blocks, pool.held_blocks) == (4, 0)
+        assert pool.take([], 28, 28) is None
+        big = pool.take([], 16, 16)
+        assert pool.evicted == 1
+        assert pool.take([2], 8, 8).cached_tokens == 7
+        pool.give_back(big)
+        assert pool.take([1], 8, 8).cached_tokens == 0
+
+    @quick
+    @given(
+        orders=st.lists(
+            st.tuples(st.lists(st.integers(0, 4), max_size=4), st.integers(0, 9)), max_size=20
+        ),
+        seed=st.integers(0, 9),
+    )
+    def test_no_block_is_held_twice_or_lost(self, orders, seed):
+        rng = np.random.default_rng(seed)
+        pool, held = BlockPool(20, 2, 4), []
+        for keys, extra in orders:
+            if held and rng.random() < 0.4:
+                pool.give_back(held.pop(rng.integers(len(held))))
+            prompt = 4 * len(keys) + extra + 1
+            holding = pool.take(keys, prompt, prompt + 2)
+            if holding is None:
+                continue
+            assert len(holding.blocks) == pool.blocks_for(prompt + 2)
+            assert holding.cached_tokens < prompt
+            held.append(holding)
+            if rng.random() < 0.7:
+                pool.computed(holding)
+            private = [block for each in held for block in each.own]
+            assert len(private) == len(set(private))
+            shared = {key: None for each in held for key in each.keys}
+            assert pool.held_blocks == len(private) + 2 * len(shared)
+            for each in held:
+                assert len(set(each.blocks.tolist())) == len(each.blocks)
+        for each in held:
+            pool.give_back(each)
+        assert pool.held_blocks == 0
+
+    @pytest.mark.parametrize("bad", [(0, 4, 8), (4, 0, 8), (4, 3, 8)])
+    def test_refusals(self, bad):
+        with pytest.raises(ValueError, match="group"):
+            BlockPool(*bad)
+
+
+class TestServer:
+    def test_every_token_is_computed_once_in_order(self):
+        requests = Generator(requests=30, input_median=300, output_median=20, input_longest=2000)(3)
+        server = Server(requests, BlockPool(2000, 16, 512), Policy(64, 8, 50.0))
+        tokens = 0
+        for step in server.steps():
+            decodes = ~step.is_prefill
+            assert (step.query_lens[decodes] == 1).all()
+            assert step.query_lens.sum() <= 64
+            assert len(step.query_lens) <= 8
+            last = (step.context_lens + step.query_lens - 1) // 16
+            blocks = step.block_table[np.arange(len(last)), last][step.query_lens > 0]
+            assert len(set(blocks.tolist())) == len(blocks)
+            tokens += int(step.query_lens.sum())
+        totals = server.totals
+        assert totals.finished == len(requests)
+        assert totals.generated_tokens == sum(r.output_length for r in requests)
+        computed = totals.prompt_tokens - totals.cached_tokens
+        assert tokens == computed + totals.generated_tokens - len(requests)
+        assert totals.cached_tokens > 0
+        assert len(totals.first_token_ms) == len(requests)
+        assert min(totals.first_token_ms) >= 50.0
+
+    def test_a_request_that_never_fits_is_refused_and_others_go_on(self):
+        requests = [Request(0, 100, 5, ()), Request(0, 10, 2, ())]
+        server = Server(requests, BlockPool(4, 8, 8), Policy(16, 4, 1.0))
+        assert len(list(server.steps())) == 2
+        assert (server.totals.refused, server.totals.finished) == (1, 1)
+
+    def test_waits_for_room(self):
+        requests = [Request(0, 16, 4, ()), Request(0, 16, 4, ())]
+        server = Server(requests, BlockPool(3, 8, 8), Policy(64, 4, 1.0))
+        running = [len(step.query_lens) for step in server.steps()]
+        assert max(running) == 1
+        assert server.totals.finished == 2
+
+    @pytest.mark.parametrize("bad", [(8, 8, 1.0), (8, 0, 1.0), (8, 2, 0.0), (8, 2, float("nan"))])
+    def test_refusals(self, bad):
+        with pytest.raises(ValueError, match=r"max_requests|step_ms"):
+            Policy(*bad)
+
+
+def setup(**changes):
+    options = {
+        "dims": PRESETS["deepseek_v3"],
+        "layers": 1,
+        "cache_format": "bfloat16",
+        "ranks": 1,
+        "memory_bytes": 10**8,
+        "block_size": 64,
+        "policy": Policy(512, 16, 50.0),
+        "workspaces": (512, 2048),
+        "strategies": ("in_order", "fewest_merges"),
+    }
+    return Setup(**{**options, **changes})
+
+
+REQUESTS = Generator(requests=40, input_median=1500, output_median=20, input_longest=8000)(1)
+
+
+class TestReplay:
+    @pytest.mark.parametrize("ranks", [1, 2, 3])
+    def test_plans_of_all_steps(self, ranks):
+        record = replay(REQUESTS, setup(ranks=ranks), lambda totals, step: None)
+        assert record.totals.finished + record.totals.refused == len(REQUESTS)
+        lengths = {len(values) for values in record.timeline.values()}
+        assert len(lengths) == 1
+        by_name = {(c.workspace, c.strategy): c for c in record.compared}
+        for each in record.compared:
+            assert sum(each.chunks) >= each.least
+        for workspace in (512, 2048):
+            pair = [by_name[workspace, name] for name in ("fewest_merges", "in_order")]
+            assert sum(pair[0].chunks) <= sum(pair[1].chunks)
+        small, large = (by_name[w, "in_order"] for w in (512, 2048))
+        assert sum(small.chunks) > sum(large.chunks)
+        assert small.peak_bytes < large.peak_bytes
+        planned = record.column("chunks")[record.column("context_rows") > 0]
+        assert planned.tolist() == small.chunks
+
+    def test_demand_is_what_an_endless_cache_would_hold(self):
+        wide = setup(memory_bytes=10**9)
+        record = replay(REQUESTS, wide, lambda totals, step: None)
+        assert not record.evicted
+        assert demand(REQUESTS, wide) == record.column("held").max() * 64
+
+    def test_prefix_hits_grow_with_the_cache(self):
+        requests = [Request(0, 1024, 1, ids) for ids in ((1, 2), (3, 4), (1, 2), (1, 9))]
+        assert prefix_hits(requests, 0) == 0
+        assert prefix_hits(requests, 2 * 512) == 512 / 4096
+        assert prefix_hits(requests, 10**6) == (1023 + 512) / 4096
+
+    def test_groups_of_several_trace_blocks(self):
+        requests = [Request(0, 2048, 1, (1, 2, 3, 4, 5))]
+        assert grouped(requests, 2)[0].hash_ids == (2, 4)
+
+    def test_a_cache_without_room_is_said(self):
+        with pytest.raises(ValueError, match="do not hold one block"):
+            replay(REQUESTS, setup(memory_bytes=10), lambda totals, step: None)
+
+
+def test_command_writes_the_page(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    lines = [
+        json.dumps(
+            {
+                "timestamp": r.timestamp,
+                "input_length": r.input_length,
+                "output_length": r.output_length,
+                "hash_ids": r.hash_ids,
+            }
+        )
+        for r in REQUESTS
+    ]
+    trace.write_text("\n".join(lines))
+    run = _replay(
+        "--trace", trace, "--out", tmp_path / "out", "--budget", 512, "--max-requests", 16
+    )
+    assert run.returncode == 0, run.stderr
+    page = (tmp_path / "out" / "answers.md").read_text()
+    assert "How large a workspace?" in page
+    assert "fp8_ds_mla" in page
+    for name in ("timeline.jsonl", "plans.jsonl", "fingerprint.json", "timeline.png"):
+        assert (tmp_path / "out" / name).stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--model", "gpt"], "--model"),
+        (["--format", "fp7"], "--format"),
+        (["--model", "tiny", "--format", "fp8_ds_mla"], "multiple of 128"),
+        (["--strategies", "luck"], "--strategies"),
+        (["--workspaces", "many"], "--workspaces"),
+        (["--workspaces", "16"], "too small"),
+        (["--gpus", "0"], "--gpus"),
+        (["--memory", "nan"], "--memory"),
+        (["--budget", "10"], "max_requests"),
+        (["--trace", "nowhere.jsonl"], "nowhere.jsonl"),
+    ],
+)
+def test_bad_options_are_named(options, says, tmp_path):
+    run = _replay(*options, "--limit", 20, "--out", tmp_path)
+    assert run.returncode == 2
+    assert says in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def _replay(*options):
+    command = [sys.executable, "-m", "experiments", "replay", *map(str, options)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+class TestCsv:
+    def read(self, tmp_path, text):
+        path = tmp_path / "trace.csv"
+        path.write_text(text)
+        return read_csv_trace(path)
+
+    def test_seconds_and_dates(self, tmp_path):
+        rows = self.read(tmp_path, "arrival,context_tokens,generated_tokens\n2.5,7,3\n1.5,4,0\n")
+        assert [(r.timestamp, r.input_length, r.output_length) for r in rows] == [
+            (0.0, 4, 1),
+            (1000.0, 7, 3),
+        ]
+        text = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.680,374,44\n"
+        text += "2023-11-16 18:15:50.951,396,109\n"
+        rows = self.read(tmp_path, text)
+        assert rows[1].timestamp == pytest.approx(4271.0)
+        assert rows[1].hash_ids == ()
+
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ("", "no column"),
+            ("a,b\n1,2\n", "no column of arrival"),
+            ("arrival,context_tokens,generated_tokens\n", "no request"),
+            ("arrival,context_tokens,generated_tokens\n1,x,2\n", "line 2"),
+            ("arrival,context_tokens,generated_tokens\n1,3,2\nsoon,3,2\n", "line 3"),
+            ("arrival,context_tokens,generated_tokens\nnan,3,2\n", "line 2"),
+            ("arrival,context_tokens,generated_tokens\n1,0,2\n", "line 2"),
+            ("arrival,context_tokens,generated_tokens\n1\n", "line 2"),
+        ],
+    )
+    def test_malformed(self, tmp_path, text, says):
+        with pytest.raises(TraceError, match=says):
+            self.read(tmp_path, text)
+
+
+class TestPlannerSpeed:
+    @pytest.mark.parametrize("requests", [1, 5, 300])
+    def test_plain_loop_and_planner_agree(self, requests):
+        arguments = planner_speed.problem(requests)
+        fast = planner_speed.vectorised(**arguments)
+        slow = planner_speed.plain_loop(**arguments)
+        assert set(fast) == set(slow)
+        for name, array in slow.items():
+            np.testing.assert_array_equal(fast[name], array, err_msg=name)
+
+    def test_faster_than_the_loop_and_linear(self):
+        def times(count):
+            arguments = planner_speed.problem(count)
+            return planner_speed.best_ms(lambda: planner_speed.vectorised(**arguments), 0.2)
+
+        arguments = planner_speed.problem(1024)
+        loop = planner_speed.best_ms(lambda: planner_speed.plain_loop(**arguments), 0.2)
+        assert loop > 5 * times(1024)  # some 25 on a machine that does nothing else
+        assert times(100_000) < 5 * 10 * times(10_000)
