@@ -105,8 +105,8 @@ def _workspace(setup: Setup, record: Record) -> str:
         f"rows and {space.up_projection_bytes / 1e9:.2f} GB for keys and values. It is the "
         f"smallest of those compared whose chunks are at most {TOLERATED:.0%} of those of the "
         "largest, with the strategy of fewest merges. Chunks are of all steps, beside the least "
-        'that any plan could have; "99 %" and "most" are chunks of one step; GB are of the largest chunk '
-        "with its keys and values.\n\n" + table(headings, rows)
+        'that any plan could have; "99 %" and "most" are chunks of one step; GB are of the largest '
+        "chunk with its keys and values.\n\n" + table(headings, rows)
     )
 
 
