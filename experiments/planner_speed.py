@@ -37,7 +37,7 @@ def vectorised(query_lens: Any, context_lens: Any, block_table: Any) -> dict[str
 def plain_loop(query_lens: Any, context_lens: Any, block_table: Any) -> dict[str, np.ndarray]:
     """The same arrays, a request after the other: what a first version looks like."""
     order = sorted(range(len(query_lens)), key=lambda r: query_lens[r] > 1)
-    positions, slots, bounds, lens = [], [], [0], []
+    positions, slots, bounds, lens, contexts, rows_of_table = [], [], [0], [], [], []
     for request in order:
         query, context = int(query_lens[request]), int(context_lens[request])
         for position in range(context, context + query):
@@ -46,6 +46,8 @@ def plain_loop(query_lens: Any, context_lens: Any, block_table: Any) -> dict[str
             slots.append(block * BLOCK_SIZE + position % BLOCK_SIZE)
         bounds.append(bounds[-1] + query)
         lens.append(query + context)
+        contexts.append(context)
+        rows_of_table.append(block_table[request])
     starts, rows, queries = _chunks_by_loop(
         [(int(query_lens[r]), int(context_lens[r])) for r in order if query_lens[r] > 1]
     )
@@ -54,6 +56,8 @@ def plain_loop(query_lens: Any, context_lens: Any, block_table: Any) -> dict[str
         "slot_mapping": np.array(slots, np.int64),
         "query_start_loc": np.array(bounds, np.int32),
         "seq_lens": np.array(lens, np.int32),
+        "context_lens": np.array(contexts, np.int32),
+        "block_table": np.array(rows_of_table, np.int32),
         "chunk_starts": np.array(starts, np.int32),
         "chunk_cu_seq_lens": np.array(rows, np.int32),
         "chunk_query_start_loc": np.array(queries, np.int32),

@@ -95,6 +95,34 @@ def test_gathered_shards_become_whole(ranks, lens, begins, order):
     np.testing.assert_array_equal(taken, np.array(expected, int).reshape(-1, 2))
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.uint32, np.uint64, np.int16])
+def test_lengths_of_any_integer_type(kind):
+    ranks = ContextParallel(4, 1, 64)
+    assert ranks.all_local_lens(np.array([5, 1], kind)).tolist() == [[2, 1, 1, 1], [1, 0, 0, 0]]
+    assert ranks.empty_shards(np.array([1], kind)).tolist() == [[False, True, True, True]]
+    with pytest.raises(TypeError, match="lens"):
+        ranks.local_lens([1.5], 0)
+    with pytest.raises(ValueError, match="lens"):
+        ranks.local_lens([-5], 0)
+
+
+def test_columns_hold_the_padded_rows_of_a_chunk():
+    ranks = ContextParallel(2, 3, 4)
+    plan = plan_context_chunks([1], [4], 12, alignment=ranks.alignment, padding=ranks.padding)
+    rows = int(plan.chunk_rows[0])
+    assert ranks.columns_needed([1]).tolist() == [rows // 4] == [3]
+
+
+def test_slots_take_lists_and_name_the_token_that_has_none():
+    ranks = ContextParallel(2, 1, 4)
+    row = np.array([[7]], np.int32)
+    assert ranks.slot_mapping(row, [0, 0], [6, 7], 1).tolist() == [PAD_SLOT, 31]
+    with pytest.raises(ValueError, match="token 1 of request 0 has position 9"):
+        ranks.slot_mapping(row, [0, 0], [6, 9], 1)
+    with pytest.raises(ValueError, match="requests"):
+        ranks.slot_mapping(row, [0], [6, 7], 1)
+
+
 def test_chunks_of_ranks_are_split_where_all_have_whole_blocks():
     ranks = ContextParallel(4, 3, 16)
     assert ranks.alignment == 192
@@ -119,5 +147,7 @@ def test_refusals(bad):
     ranks = ContextParallel(2)
     with pytest.raises(ValueError, match="rank"):
         ranks.local_lens([3], 2)
+    with pytest.raises(ValueError, match="starts"):
+        ranks.reorganise([0, 0], [3])
     with pytest.raises(ValueError, match="order"):
         ranks.reorganise([0], [3], order="any")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from sandbox.planner.context_parallel import ContextParallel
+
 PAD_SLOT = -1
 """The slot of a token whose row is not to be written."""
+MOST = int(np.iinfo(np.int32).max)
 TOKENS_AT_ONCE = 1 << 15
 """Temporary arrays of so many tokens stay in a CPU's cache."""
 
@@ -49,7 +53,8 @@ def lengths(values: Any, name: str) -> np.ndarray:
     """Lengths as an int64 array.
 
     Raises:
-        TypeError, ValueError: no integers, more than one axis, or one is negative.
+        TypeError, ValueError: no integers, more than one axis, or one that is negative or beyond
+            int32, in which kernels take lengths.
     """
     array = np.asarray(values)
     if array.size == 0:
@@ -61,7 +66,26 @@ def lengths(values: Any, name: str) -> np.ndarray:
     if array.size and int(array.min()) < 0:
         place = int(array.argmin())
         raise ValueError(f"{name}[{place}] is {int(array[place])}, expected at least 0")
+    if array.size and int(array.max()) > MOST:
+        place = int(array.argmax())
+        raise ValueError(f"{name}[{place}] is {int(array[place])}, more than int32 can hold")
     return array.astype(np.int64)
+
+
+def block_ids(table: Any, requests: int) -> np.ndarray:
+    """A block table as kernels take it: int32, a row for each request.
+
+    Raises:
+        TypeError, ValueError: other elements, other axes, or too few rows.
+    """
+    table = np.asarray(table)
+    if table.dtype != np.int32:
+        raise TypeError(f"block_table is {table.dtype}, expected int32 block ids")
+    if table.ndim != 2 or len(table) < requests:
+        raise ValueError(
+            f"block_table has shape {table.shape}, expected a row for each of {requests} requests"
+        )
+    return table
 
 
 def offsets(lens: np.ndarray) -> np.ndarray:
@@ -72,7 +96,7 @@ def offsets(lens: np.ndarray) -> np.ndarray:
     """
     bounds = np.zeros(len(lens) + 1, np.int64)
     np.cumsum(lens, out=bounds[1:])
-    if bounds[-1] > np.iinfo(np.int32).max:
+    if bounds[-1] > MOST:
         raise ValueError(f"{int(bounds[-1])} tokens in all, more than int32 offsets can hold")
     return bounds.astype(np.int32)
 
@@ -146,7 +170,7 @@ def decodes_first(
             counts = np.bincount(candidates)
             common = len(counts) - 1 - int(counts[::-1].argmax())
             later = later | (lens != common)
-        later = later.astype(np.int8) + (lens == 0)
+        later = np.where(lens == 0, 2, later)
     return Order.of(np.argsort(later, kind="stable"))
 
 
@@ -161,6 +185,12 @@ def token_positions(context_lens: np.ndarray, query_lens: np.ndarray) -> np.ndar
     positions = np.repeat(context_lens - starts[:-1], query_lens)
     positions += np.arange(starts[-1])
     return positions
+
+
+def require_policy(out_of_range: str) -> None:
+    """ValueError unless it is one of the two that `slot_mapping` knows."""
+    if out_of_range not in ("pad", "error"):
+        raise ValueError(f"out_of_range is {out_of_range!r}, expected 'pad' or 'error'")
 
 
 def slot_mapping(
@@ -184,8 +214,7 @@ def slot_mapping(
     Raises:
         ValueError: by `out_of_range`, or it is neither of the two.
     """
-    if out_of_range not in ("pad", "error"):
-        raise ValueError(f"out_of_range is {out_of_range!r}, expected 'pad' or 'error'")
+    require_policy(out_of_range)
     slots = np.full(len(positions), PAD_SLOT, np.int64)
     ids = np.iinfo(np.int64).max if num_blocks is None else num_blocks
     for begin in range(0, len(positions), TOKENS_AT_ONCE):
@@ -197,8 +226,8 @@ def slot_mapping(
             token = begin + int(np.argmin(known))
             raise ValueError(
                 f"token {token} of request {int(requests[token])} has position "
-                f"{int(positions[token])}, which its row of block_table does not hold "
-                f"({block_table.shape[1]} blocks of {block_size})"
+                f"{int(positions[token])}, for which its row of block_table has no block "
+                f"({block_table.shape[1]} columns of {block_size} tokens, ids of 0 to {ids - 1})"
             )
     return slots
 
@@ -229,6 +258,7 @@ class Batch:
         query_start_loc: int32 `[B + 1]`, bounds of the requests' new tokens.
         seq_lens, context_lens: int32 `[B]`, with and without the new tokens; 0 for padding.
         positions, slot_mapping: int64 `[T]`; padding has position 0 and slot `PAD_SLOT`.
+        block_table: int32, the requests' rows.
         split: decodes and prefills.
         max_query_len, max_seq_len, max_context_len: host integers.
         num_tokens: tokens that are not padding.
@@ -239,6 +269,7 @@ class Batch:
     context_lens: np.ndarray
     positions: np.ndarray
     slot_mapping: np.ndarray
+    block_table: np.ndarray
     split: Split
     max_query_len: int
     max_seq_len: int
@@ -252,6 +283,8 @@ def plan_batch(
     block_table: np.ndarray,
     block_size: int,
     *,
+    parallel: ContextParallel | None = None,
+    rank: int = 0,
     num_blocks: int | None = None,
     decode_threshold: int = 1,
     require_uniform: bool = False,
@@ -264,26 +297,27 @@ def plan_batch(
 
     Args:
         query_lens, context_lens: new and cached tokens of each request, `[B]`.
-        block_table: block ids `[>= B, columns]`.
+        block_table: int32 block ids `[>= B, columns]`.
+        block_size: tokens of a block; with `parallel`, of one rank.
+        parallel, rank: how contexts are spread, and whose slots are asked for: tokens of other
+            ranks get `PAD_SLOT`.
         padded_requests, padded_tokens: a graph's sizes, at least the batch's own.
         num_blocks, out_of_range: as for `slot_mapping`.
         decode_threshold, require_uniform, is_prefill: as for `split_decodes_and_prefills`.
 
     Raises:
-        TypeError, ValueError: lengths that do not fit together, a padded size below the batch's,
-            a position out of range, or a decode after the first prefill.
+        TypeError, ValueError: lengths that do not fit together or into int32, a padded size below
+            the batch's, or a position out of range.
     """
     query, context = lengths(query_lens, "query_lens"), lengths(context_lens, "context_lens")
     if query.shape != context.shape:
         raise ValueError(f"context_lens has {len(context)} requests, query_lens {len(query)}")
-    block_table = np.asarray(block_table)
-    if block_table.ndim != 2 or len(block_table) < len(query):
-        raise ValueError(
-            f"block_table has shape {block_table.shape}, expected a row for each of "
-            f"{len(query)} requests"
-        )
+    lengths(query + context, "query_lens + context_lens")
+    block_table = block_ids(block_table, len(query))
     if block_size < 1:
         raise ValueError(f"block_size is {block_size}, expected at least 1")
+    if parallel is not None and parallel.block_size != block_size:
+        raise ValueError(f"block_size is {block_size}, but parallel's is {parallel.block_size}")
     split = split_decodes_and_prefills(
         query,
         decode_threshold=decode_threshold,
@@ -302,20 +336,19 @@ def plan_batch(
     positions = np.zeros(all_tokens, np.int64)
     positions[:tokens] = token_positions(context, query)
     slots = np.full(all_tokens, PAD_SLOT, np.int64)
-    slots[:tokens] = slot_mapping(
-        block_table,
-        token_requests(query),
-        positions[:tokens],
-        block_size,
-        num_blocks=num_blocks,
-        out_of_range=out_of_range,
-    )
+    limits = {"num_blocks": num_blocks, "out_of_range": out_of_range}
+    places = (block_table, token_requests(query), positions[:tokens])
+    if parallel is None:
+        slots[:tokens] = slot_mapping(*places, block_size, **limits)
+    else:
+        slots[:tokens] = parallel.slot_mapping(*places, rank, **limits)
     return Batch(
         query_start_loc=bounds,
         seq_lens=seq_lens,
         context_lens=context_padded,
         positions=positions,
         slot_mapping=slots,
+        block_table=block_table[: len(query)],
         split=split,
         max_query_len=int(query.max(initial=0)),
         max_seq_len=int(seq_lens.max(initial=0)),

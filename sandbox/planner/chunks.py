@@ -27,6 +27,10 @@ class RowPadding:
     tokens: int = 1
     rows: int = 1
 
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or self.rows < 1:
+            raise ValueError(f"RowPadding({self.tokens}, {self.rows}): expected positive numbers")
+
     def needed(self, n: Any) -> Any:
         """Rows for `n` tokens, a number or an array."""
         return -(-n // self.tokens) * self.rows
@@ -34,6 +38,10 @@ class RowPadding:
     def held(self, rows: int) -> int:
         """The most tokens that so many rows hold."""
         return rows // self.rows * self.tokens
+
+    def before(self, start: Any) -> Any:
+        """Rows that stand before an aligned start: where a rank's part of a chunk begins."""
+        return start // self.tokens * self.rows
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,11 @@ class Chunk:
     continuation_token_end: int
     max_query_len: int
     max_context_len: int
+
+    @property
+    def written_in_place(self) -> bool:
+        """Whether attention may write its partial straight into the accumulated output."""
+        return not self.is_continuation
 
     @property
     def merged_tokens(self) -> int:
@@ -265,7 +278,7 @@ class ContextPlan:
 def plan_context_chunks(
     context_lens: Any,
     query_lens: Any,
-    row_budget: int,
+    row_budget: int | None,
     *,
     max_chunk: int | None = None,
     alignment: int = 1,
@@ -275,10 +288,12 @@ def plan_context_chunks(
     """Put every context token of the prefills into exactly one chunk of at most `row_budget` rows.
 
     Args:
-        context_lens, query_lens: cached and new tokens of each prefill, `[B]`.
-        row_budget: rows of the workspace.
-        max_chunk: most tokens of a request that is split; None is `row_budget`'s, aligned.
-        alignment: requests are split at multiples of it.
+        context_lens, query_lens: cached and new tokens of each prefill, `[B]`. Who has no new
+            token needs no context.
+        row_budget: rows of the workspace; None is as many as it takes.
+        max_chunk: most tokens of a part of a request that is split, at least `alignment`; None is
+            what the workspace holds.
+        alignment: requests are split at multiples of it; a multiple of the padding's tokens.
         padding: rows a context takes; None is one a token.
         strategy: a name in `STRATEGIES`.
 
@@ -293,13 +308,22 @@ def plan_context_chunks(
         raise ValueError(f"context_lens has {len(context)} requests, query_lens {len(query)}")
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy is {strategy!r}, expected one of {', '.join(STRATEGIES)}")
+    padding = padding or RowPadding()
+    context = np.where(query > 0, context, 0)
+    if row_budget is None:
+        row_budget = max(int(padding.needed(context).sum()), 1)
     if row_budget < 1 or alignment < 1:
         raise ValueError(
             f"row_budget is {row_budget} and alignment {alignment}, expected at least 1"
         )
-    padding = padding or RowPadding()
+    if alignment % padding.tokens:
+        raise ValueError(
+            f"alignment is {alignment}, expected a multiple of the padding's {padding.tokens}"
+        )
     if max_chunk is None:
-        max_chunk = max(padding.held(row_budget), 1)
+        max_chunk = max(padding.held(row_budget), alignment)
+    if max_chunk < alignment:
+        raise ValueError(f"max_chunk is {max_chunk}, less than the alignment {alignment}")
     cutter = _Cutter(row_budget, max_chunk, alignment, padding)
     order, pieces = STRATEGIES[strategy](context, cutter)
     return ContextPlan(order, context[order], query[order], pieces, row_budget, padding, strategy)

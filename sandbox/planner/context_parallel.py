@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sandbox.planner.batch import PAD_SLOT, offsets, slot_mapping
+from sandbox.planner.batch import PAD_SLOT, offsets, require_policy, slot_mapping
 from sandbox.planner.chunks import RowPadding
 
 
@@ -53,23 +53,25 @@ class ContextParallel:
 
     def owner(self, positions: Any) -> Any:
         """Rank that holds each position."""
-        return np.asarray(positions) // self.interleave % self.world_size
+        return _integers(positions, "positions") // self.interleave % self.world_size
 
     def local_positions(self, positions: Any) -> Any:
         """Place of each position among the tokens of its rank."""
-        positions = np.asarray(positions)
+        positions = _integers(positions, "positions")
         run = self.world_size * self.interleave
         return positions // run * self.interleave + positions % self.interleave
 
     def local_lens(self, lens: Any, rank: int) -> np.ndarray:
         """Tokens of `rank` in contexts of these lengths, in the shape of `lens`.
 
+        A query of a causal block that sees the first `n` tokens sees `local_lens(n, rank)` there.
+
         Raises:
-            ValueError: no such rank.
+            TypeError, ValueError: no integers, a negative length, or no such rank.
         """
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank is {rank}, expected 0 to {self.world_size - 1}")
-        whole, rest = np.divmod(np.asarray(lens), self.world_size * self.interleave)
+        whole, rest = np.divmod(_integers(lens, "lens"), self.world_size * self.interleave)
         mine = np.clip(rest - rank * self.interleave, 0, self.interleave)
         return whole * self.interleave + mine
 
@@ -78,8 +80,9 @@ class ContextParallel:
         return np.stack([self.local_lens(lens, rank) for rank in range(self.world_size)], axis=-1)
 
     def columns_needed(self, lens: Any) -> np.ndarray:
-        """Columns of the block table for contexts of these lengths."""
-        return -(-self.local_lens(lens, 0) // self.block_size)
+        """Columns of the block table for contexts of these lengths: those of the padded rows that
+        a rank gathers, the last of which may hold none of its tokens."""
+        return -(-self.padding.needed(_integers(lens, "lens")) // self.block_size)
 
     def slot_mapping(
         self,
@@ -93,6 +96,12 @@ class ContextParallel:
     ) -> np.ndarray:
         """int64 `[T]`: slots in the cache of `rank`, `PAD_SLOT` for tokens of other ranks."""
         self.local_lens(0, rank)
+        require_policy(out_of_range)
+        requests, positions = _integers(requests, "requests"), _integers(positions, "positions")
+        if requests.shape != positions.shape:
+            raise ValueError(
+                f"requests has shape {requests.shape}, expected {positions.shape} as positions"
+            )
         slots = np.full(len(positions), PAD_SLOT, np.int64)
         mine = self.owner(positions) == rank
         slots[mine] = slot_mapping(
@@ -101,8 +110,15 @@ class ContextParallel:
             self.local_positions(positions[mine]),
             self.block_size,
             num_blocks=num_blocks,
-            out_of_range=out_of_range,
+            out_of_range="pad",
         )
+        lost = mine & (slots == PAD_SLOT)
+        if out_of_range == "error" and lost.any():
+            token = int(np.argmax(lost))
+            raise ValueError(
+                f"token {token} of request {int(requests[token])} has position "
+                f"{int(positions[token])}, for which rank {rank} has no block in block_table"
+            )
         return slots
 
     def local_starts(self, starts: Any) -> np.ndarray:
@@ -111,7 +127,7 @@ class ContextParallel:
         Raises:
             ValueError: one is not.
         """
-        starts = np.asarray(starts)
+        starts = _integers(starts, "starts")
         if (starts % self.alignment).any():
             place = int(np.argmax(starts % self.alignment != 0))
             raise ValueError(
@@ -139,8 +155,9 @@ class ContextParallel:
         """
         if order not in ("token", "rank"):
             raise ValueError(f"order is {order!r}, expected 'token' or 'rank'")
-        lens = np.asarray(lens, np.int64)
-        self.local_starts(starts)
+        lens = _integers(lens, "lens")
+        if self.local_starts(starts).shape != lens.shape:
+            raise ValueError(f"starts has shape {np.shape(starts)}, expected {lens.shape} as lens")
         local_rows = self.padding.needed(lens)
         shard = offsets(local_rows)
         request = np.repeat(np.arange(len(lens)), lens)
@@ -150,3 +167,14 @@ class ContextParallel:
         if order == "rank":
             rows = rows[np.lexsort((local, rank, request))]
         return rows
+
+
+def _integers(values: Any, name: str) -> np.ndarray:
+    """int64, none of them negative: unsigned differences would wrap."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError(f"{name} is {array.dtype}, expected integers")
+    array = array.astype(np.int64)
+    if array.size and int(array.min()) < 0:
+        raise ValueError(f"{name} has {int(array.min())}, expected none below 0")
+    return array

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sandbox.planner.batch import PAD_SLOT
+from sandbox.planner.batch import MOST, PAD_SLOT
 from sandbox.planner.packed import Packed, pack
 
 
@@ -14,7 +14,8 @@ class DecodePlanner:
     """Positions, slots and lengths of decode steps for a fixed number of padded requests.
 
     Every call fills the same buffer, so that a captured graph finds it where it was, and allocates
-    nothing that grows with the batch.
+    nothing that grows with the batch. Padding requests have `query_len` tokens each, as the graph
+    was captured with, with slot `PAD_SLOT` and `seq_lens` 0.
 
     Args:
         max_requests: requests of the padded batch.
@@ -40,6 +41,8 @@ class DecodePlanner:
                 raise ValueError(f"{name} is {value}, expected at least 1")
         self.max_requests, self.query_len = max_requests, query_len
         self.block_size = block_size
+        if num_blocks is not None and num_blocks < 0:
+            raise ValueError(f"num_blocks is {num_blocks}, expected at least 0")
         self.num_blocks = np.iinfo(np.int64).max if num_blocks is None else num_blocks
         tokens = max_requests * query_len
         self.packed: Packed = pack(
@@ -73,6 +76,15 @@ class DecodePlanner:
         """
         context_lens = np.asarray(context_lens)
         requests = len(context_lens)
+        if requests and context_lens.dtype.kind not in "iu":
+            raise TypeError(f"context_lens is {context_lens.dtype}, expected integers")
+        if requests and not 0 <= int(context_lens.min()) <= int(context_lens.max()) <= (
+            MOST - self.query_len
+        ):
+            raise ValueError(
+                f"context_lens run from {int(context_lens.min())} to {int(context_lens.max())}, "
+                f"expected 0 to {MOST - self.query_len}"
+            )
         if requests > self.max_requests:
             raise ValueError(f"context_lens has {requests} requests, room is {self.max_requests}")
         if block_table.dtype != np.int32 or not block_table.flags.c_contiguous:
@@ -101,7 +113,7 @@ class DecodePlanner:
         np.logical_and(known, np.greater_equal(block, 0, out=also), out=known)
         np.logical_and(known, np.less(block, self.num_blocks, out=also), out=known)
         np.remainder(here, self.block_size, out=column)
-        np.multiply(block, self.block_size, out=flat)
+        np.multiply(block, self.block_size, out=flat, dtype=np.int64)
         np.add(flat, column, out=flat)
         np.copyto(slots[:count], flat, where=known)
         return self.packed

@@ -68,9 +68,14 @@ def pack(arrays: Mapping[str, np.ndarray], buffer: np.ndarray | None = None) -> 
         end += -(-places[name].elements // ALIGNMENT) * ALIGNMENT
     if buffer is None:
         buffer = np.zeros(end, np.int32)
-    elif buffer.dtype != np.int32 or buffer.ndim != 1 or len(buffer) < end:
+    elif (
+        buffer.dtype != np.int32
+        or buffer.ndim != 1
+        or len(buffer) < end
+        or not buffer.flags.c_contiguous
+    ):
         raise ValueError(
-            f"buffer is {buffer.dtype} {buffer.shape}, expected at least {end} int32 elements"
+            f"buffer is {buffer.dtype} {buffer.shape}, expected {end} int32 or more, contiguous"
         )
     packed = Packed(buffer, places)
     for name, array in arrays.items():

@@ -11,6 +11,7 @@ from sandbox.dims import MLADims
 from sandbox.planner.batch import (
     Batch,
     Order,
+    block_ids,
     decodes_first,
     lengths,
     plan_batch,
@@ -22,6 +23,7 @@ from sandbox.planner.chunks import (
     bounds_in_chunks,
     plan_context_chunks,
 )
+from sandbox.planner.context_parallel import ContextParallel
 from sandbox.planner.packed import Packed, pack
 from sandbox.planner.report import Report, report
 
@@ -40,9 +42,9 @@ class Plan:
     def packed(self, buffer: np.ndarray | None = None) -> Packed:
         """All arrays that kernels read in one int32 buffer.
 
-        `positions`, `slot_mapping`, `query_start_loc`, `seq_lens`; and of the chunks, one after
-        the other, `chunk_starts`, `chunk_cu_seq_lens` and `chunk_query_start_loc`: those of chunk
-        `c` are `chunk_slices(c)`.
+        `positions`, `slot_mapping`, `query_start_loc`, `seq_lens`, `context_lens`, `block_table`;
+        and of the chunks, one after the other, `chunk_starts` (in rows of one rank),
+        `chunk_cu_seq_lens` and `chunk_query_start_loc`: those of chunk `c` are `chunk_slices(c)`.
         """
         batch, pieces, plan = self.batch, self.context.pieces, self.context
         arrays = {
@@ -50,7 +52,9 @@ class Plan:
             "slot_mapping": batch.slot_mapping,
             "query_start_loc": batch.query_start_loc,
             "seq_lens": batch.seq_lens,
-            "chunk_starts": pieces.start.astype(np.int32),
+            "context_lens": batch.context_lens,
+            "block_table": batch.block_table,
+            "chunk_starts": plan.padding.before(pieces.start).astype(np.int32),
             "chunk_cu_seq_lens": bounds_in_chunks(plan.padding.needed(pieces.length), pieces),
             "chunk_query_start_loc": bounds_in_chunks(plan.query_lens[pieces.request], pieces),
         }
@@ -58,6 +62,8 @@ class Plan:
 
     def chunk_slices(self, chunk: int) -> tuple[slice, slice]:
         """Where chunk `chunk` stands in `chunk_starts`, and in the two arrays of bounds."""
+        if not 0 <= chunk < len(self.context):
+            raise IndexError(f"chunk {chunk} of {len(self.context)}")
         begin, end = self.context.pieces.bounds[chunk : chunk + 2].tolist()
         return slice(begin, end), slice(begin + chunk, end + chunk + 1)
 
@@ -71,8 +77,10 @@ def plan_step(
     context_lens: Any,
     block_table: np.ndarray,
     block_size: int,
-    workspace_rows: int,
+    workspace_rows: int | None,
     *,
+    parallel: ContextParallel | None = None,
+    rank: int = 0,
     is_prefill: Any = None,
     decode_threshold: int = 1,
     require_uniform: bool = False,
@@ -86,7 +94,10 @@ def plan_step(
     Args:
         query_lens, context_lens, block_table: of each request, in any order; `Plan.order` says
             where each one went.
-        workspace_rows: rows that one pass over the context may gather.
+        workspace_rows: rows that one pass over the context may gather, with `parallel` on one
+            rank; None is as many as it takes.
+        parallel, rank: how contexts are spread over ranks and whose slots these are; padding and
+            alignment are then those of `parallel`, and `block_size` is one rank's.
         alignment: requests are split at its multiples; None is `block_size`.
         padding, strategy: as for `plan_context_chunks`; the strategy orders the prefills.
         is_prefill, decode_threshold, require_uniform: as for `decodes_first`.
@@ -96,12 +107,11 @@ def plan_step(
         TypeError, ValueError: as `plan_batch` and `plan_context_chunks`.
     """
     query, context = lengths(query_lens, "query_lens"), lengths(context_lens, "context_lens")
-    if query.shape != context.shape or len(block_table) < len(query):
-        raise ValueError(
-            f"{len(query)} query_lens, {len(context)} context_lens and {len(block_table)} rows of "
-            "block_table do not fit together"
-        )
-    context = np.where(query > 0, context, 0)  # who computes nothing attends to nothing
+    if query.shape != context.shape:
+        raise ValueError(f"context_lens has {len(context)} requests, query_lens {len(query)}")
+    table = block_ids(block_table, len(query))
+    if parallel is not None:
+        padding, alignment = parallel.padding, parallel.alignment
     rules = {"decode_threshold": decode_threshold, "require_uniform": require_uniform}
     order = decodes_first(query, is_prefill=is_prefill, **rules).order
     flags = None if is_prefill is None else np.asarray(is_prefill, bool)[order]
@@ -118,8 +128,10 @@ def plan_step(
     batch = plan_batch(
         query[order],
         context[order],
-        np.asarray(block_table)[order],
+        table[order],
         block_size,
+        parallel=parallel,
+        rank=rank,
         is_prefill=None if is_prefill is None else np.asarray(is_prefill, bool)[order],
         **rules,
         **batch_options,

@@ -31,13 +31,21 @@ def fewest_merges(context: np.ndarray, cutter: _Cutter) -> tuple[np.ndarray, Pie
     """Requests that fit are not split: the longest first, each into the fullest chunk with room.
 
     A request beyond the workspace has chunks of its own but for its last part, which others join.
-    Where whole requests take more chunks than split ones, those of `context_first` are taken.
+    Where that takes more chunks than splitting does, the other strategy with fewer merges is taken.
     """
-    filled = context_first(context, cutter)
+    return min(
+        (
+            whole_requests(context, cutter),
+            as_given(context, cutter),
+            context_first(context, cutter),
+        ),
+        key=lambda plan: (plan[1].num_chunks, int((plan[1].start[plan[1].bounds[:-1]] > 0).sum())),
+    )
+
+
+def whole_requests(context: np.ndarray, cutter: _Cutter) -> tuple[np.ndarray, Pieces]:
+    """The packing of `fewest_merges`, however many chunks it takes."""
     bins = _pack(context, cutter)
-    chunks = sum(len(cuts) for cuts, _ in bins)
-    if chunks > filled[1].num_chunks:
-        return filled
     order, request, start, length, counts = [], [], [], [], []
     for cuts, members in bins:
         place = len(order)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sandbox.cache_formats import FORMATS
 from sandbox.dims import MLADims
 from sandbox.planner.context_parallel import ContextParallel
 
@@ -64,9 +63,8 @@ def size_workspace(
     parallel: ContextParallel | None = None,
 ) -> Workspace:
     """Rows for a model and its batches: eight of the longest contexts, or four blocks a sequence if
-    that is less, up to `most_rows`, and no more than `memory_budget` bytes in all.
-
-    Rows are whole blocks (with context parallelism, of all ranks).
+    that is more, but `most_rows` at most, rounded up to whole blocks (with context parallelism, of
+    all ranks); and no more whole blocks than `memory_budget` bytes hold.
 
     Raises:
         ValueError: a number is not positive, or the budget does not hold one block.
@@ -87,10 +85,3 @@ def size_workspace(
             )
         rows = min(rows, memory_budget // one * unit)
     return workspace_of(rows, dims, itemsize=itemsize, parallel=parallel)
-
-
-def cache_blocks(
-    memory_bytes: int, cache_format: str, dims: MLADims, block_size: int, num_layers: int = 1
-) -> int:
-    """Blocks of a paged cache that memory holds for all layers."""
-    return memory_bytes // (FORMATS[cache_format].row_bytes(dims) * block_size * num_layers)
