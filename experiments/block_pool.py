@@ -29,7 +29,7 @@ class BlockPool:
 
     A prompt's whole groups are known by a key (a hash of all tokens up to their end). Others share
     a group once its tokens are computed. A group that nobody holds stays in the cache until its
-    blocks are needed, the one used longest ago first.
+    blocks are needed: the one used longest ago goes first, and of one prompt the last.
 
     Args:
         num_blocks: blocks of the cache.
@@ -49,7 +49,8 @@ class BlockPool:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.group = group
         self._each = group // block_size
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._free: list[int] = []
+        self._unused = 0  # blocks from here on were never taken
         self._groups: dict[int, list[int]] = {}
         self._computed: set[int] = set()
         self._holders: dict[int, int] = {}
@@ -59,7 +60,7 @@ class BlockPool:
     @property
     def held_blocks(self) -> int:
         """Blocks that running requests hold."""
-        return self.num_blocks - len(self._free) - self.cached_blocks
+        return self._unused - len(self._free) - self.cached_blocks
 
     @property
     def cached_blocks(self) -> int:
@@ -86,7 +87,7 @@ class BlockPool:
         kept = len(shared) + len(new)
         own = self.blocks_for(tokens) - kept * self._each
         idle = sum(key in self._idle for key in shared)
-        spare = len(self._free) + self.cached_blocks - idle * self._each
+        spare = self.num_blocks - self.held_blocks - idle * self._each
         if own + len(new) * self._each > spare:
             return None
         for key in shared:
@@ -106,7 +107,7 @@ class BlockPool:
     def give_back(self, holding: Holding) -> None:
         """A request ended: its own blocks are free, its groups stay for others."""
         self._free += holding.own
-        for key in holding.keys:
+        for key in reversed(holding.keys):  # no group is of use without those before it
             self._holders[key] -= 1
             if not self._holders[key]:
                 del self._holders[key]
@@ -117,12 +118,16 @@ class BlockPool:
         self._holders[key] = self._holders.get(key, 0) + 1
 
     def _pop(self, count: int) -> list[int]:
-        while len(self._free) < count:
+        while len(self._free) + self.num_blocks - self._unused < count:
             oldest, _ = self._idle.popitem(last=False)
             self._free += self._groups.pop(oldest)
             self._computed.discard(oldest)
             self.evicted += 1
-        return [self._free.pop() for _ in range(count)]
+        kept = max(0, len(self._free) - count)
+        taken = self._free[kept:]
+        del self._free[kept:]
+        first, self._unused = self._unused, self._unused + count - len(taken)
+        return taken + list(range(first, self._unused))
 
 
 def _distinct(keys: Sequence[int]) -> tuple[int, ...]:

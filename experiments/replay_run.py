@@ -234,24 +234,27 @@ def demand(requests: Sequence[Request], setup: Setup) -> int:
     return held * setup.block_size
 
 
-def prefix_hits(requests: Sequence[Request], tokens: int) -> float:
-    """Share of prompt tokens that a cache of so many tokens would have, the oldest used first to
-    go; requests one after the other."""
-    room = max(0, tokens // PREFIX_BLOCK)
+def prefix_hits(requests: Sequence[Request], tokens: int, group: int = PREFIX_BLOCK) -> float:
+    """Share of prompt tokens that a cache of so many tokens would have; requests one by one.
+
+    A key stands for `group` tokens. What was used longest ago goes first, of one prompt the last.
+    """
+    room = max(0, tokens // group)
     cache: OrderedDict[int, None] = OrderedDict()
     hit = total = 0
     for request in requests:
         leading = 0
-        for key in request.hash_ids:
+        keys = request.hash_ids[: request.input_length // group]
+        for key in keys:
             if key not in cache:
                 break
             leading += 1
-        for key in request.hash_ids:
+        for key in reversed(keys):
             cache[key] = None
             cache.move_to_end(key)
         while len(cache) > room:
             cache.popitem(last=False)
-        hit += min(leading * PREFIX_BLOCK, request.input_length - 1)
+        hit += min(leading * group, request.input_length - 1)
         total += request.input_length
     return hit / total if total else 0.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,11 +29,11 @@ class Policy:
     def __post_init__(self) -> None:
         if not 0 < self.max_requests < self.token_budget:
             raise ValueError(
-                f"max_requests is {self.max_requests}, expected 1 to below token_budget "
-                f"{self.token_budget}"
+                f"max_requests (--max-requests) is {self.max_requests}, expected 1 to below "
+                f"token_budget (--budget) {self.token_budget}"
             )
-        if not self.step_ms > 0:
-            raise ValueError(f"step_ms is {self.step_ms}, expected a positive number")
+        if not 0 < self.step_ms < math.inf:
+            raise ValueError(f"step_ms (--step-ms) is {self.step_ms}, expected a positive number")
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Totals:
 class Server:
     """Requests in progress, a row each of one block table, and those that wait.
 
-    Rows are kept without gaps: the last one moves into the place of one that ends.
+    Rows are in the order of admission, without gaps: those below one that ends move up.
     """
 
     def __init__(self, requests: Sequence[Request], pool: BlockPool, policy: Policy) -> None:
@@ -86,12 +87,14 @@ class Server:
         self.totals = Totals()
         self._arriving = deque(sorted(requests, key=lambda request: request.timestamp))
         self._waiting: deque[Request] = deque()
-        longest = max((r.input_length + r.output_length for r in requests), default=1)
-        self._table = np.zeros((policy.max_requests, pool.blocks_for(longest)), np.int32)
+        longest = max((r.input_length + max(r.output_length, 1) for r in requests), default=1)
+        columns = min(pool.blocks_for(longest), pool.num_blocks)  # others are refused
+        rows = min(policy.max_requests, len(requests))
+        self._table = np.zeros((rows, columns), np.int32)
         self._context, self._prompt_left, self._output_left, self._query = (
-            np.zeros(policy.max_requests, np.int64) for _ in range(4)
+            np.zeros(rows, np.int64) for _ in range(4)
         )
-        self._prefills = np.zeros(policy.max_requests, bool)
+        self._prefills = np.zeros(rows, bool)
         self._running: list[tuple[Request, Holding]] = []
 
     def steps(self) -> Iterator[Step]:
@@ -169,9 +172,7 @@ class Server:
     def _end(self, row: int) -> None:
         self.pool.give_back(self._running[row][1])
         self.totals.finished += 1
-        last = len(self._running) - 1
-        if row != last:
-            self._running[row] = self._running[last]
-            for array in (self._table, self._context, self._prompt_left, self._output_left):
-                array[row] = array[last]
-        self._running.pop()
+        count = len(self._running)
+        for array in (self._table, self._context, self._prompt_left, self._output_left):
+            array[row : count - 1] = array[row + 1 : count]
+        del self._running[row]

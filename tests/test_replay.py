@@ -57,6 +57,15 @@ class TestBlockPool:
         pool.give_back(big)
         assert pool.take([1], 8, 8).cached_tokens == 0
 
+    def test_of_one_prompt_the_last_group_goes_first(self):
+        pool = BlockPool(6, 4, 8)
+        held = pool.take([1, 2, 3], 24, 24)
+        pool.computed(held)
+        pool.give_back(held)
+        pool.give_back(pool.take([], 8, 8))
+        assert pool.evicted == 1
+        assert pool.take([1, 2, 3], 24, 24).cached_tokens == 16
+
     @quick
     @given(
         orders=st.lists(
@@ -131,9 +140,23 @@ class TestServer:
         assert max(running) == 1
         assert server.totals.finished == 2
 
-    @pytest.mark.parametrize("bad", [(8, 8, 1.0), (8, 0, 1.0), (8, 2, 0.0), (8, 2, float("nan"))])
+    def test_a_request_without_output_is_given_a_token(self):
+        server = Server([Request(0, 16, 0, ())], BlockPool(3, 8, 8), Policy(64, 4, 1.0))
+        assert [step.block_table.shape for step in server.steps()] == [(1, 3)]
+        assert server.totals.generated_tokens == 1
+
+    def test_first_come_first_served(self):
+        # Of four, the first ends early; the others' prompts are computed in order of arrival.
+        lengths = [(1, 1), (30, 3), (20, 2), (10, 1)]
+        requests = [Request(0, prompt, output, ()) for prompt, output in lengths]
+        server = Server(requests, BlockPool(99, 8, 8), Policy(8, 4, 1.0))
+        computed = [step.query_lens.tolist() for step in server.steps()]
+        assert computed[:4] == [[1, 7, 0, 0], [8, 0, 0], [8, 0, 0], [7, 1, 0]]
+        assert server.totals.first_token_ms == [1.0, 4.0, 7.0, 8.0]
+
+    @pytest.mark.parametrize("bad", [(8, 8, 1.0), (8, 0, 1.0), (8, 2, 0.0), (8, 2, float("inf"))])
     def test_refusals(self, bad):
-        with pytest.raises(ValueError, match=r"max_requests|step_ms"):
+        with pytest.raises(ValueError, match=r"--budget|--step-ms"):
             Policy(*bad)
 
 
@@ -231,7 +254,7 @@ def test_command_writes_the_page(tmp_path):
         (["--workspaces", "16"], "too small"),
         (["--gpus", "0"], "--gpus"),
         (["--memory", "nan"], "--memory"),
-        (["--budget", "10"], "max_requests"),
+        (["--budget", "10"], "--max-requests"),
         (["--trace", "nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )
