@@ -9,24 +9,27 @@ import numpy as np
 
 from experiments.replay_run import (
     Compared,
+    Demand,
     Record,
     Setup,
     demand,
+    grouped,
     percentiles,
     prefix_hits,
 )
-from experiments.workloads import Request
+from experiments.workloads import PREFIX_BLOCK, Request
 from sandbox.cache_formats import FORMATS
 from sandbox.planner import workspace_of
 
 TOLERATED = 1.1
 """Chunks of the workspace that is recommended, over those of the largest one."""
-MOST_RANKS = 64
+QUEUE = 0.01
+"""The queue grows if more than this share of the requests waits when the last one arrives."""
 
 
 def answers(requests: Sequence[Request], setup: Setup, record: Record) -> str:
     """Markdown: what was replayed, percentiles, and the three answers with their tables."""
-    parts = [_overview(setup, record), _steps(record), _workspace(setup, record)]
+    parts = [_overview(requests, setup, record), _steps(record), _workspace(setup, record)]
     parts += [_formats(requests, setup, record)]
     return "\n\n".join(parts) + "\n"
 
@@ -38,21 +41,34 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(lines)
 
 
-def _overview(setup: Setup, record: Record) -> str:
+def _overview(requests: Sequence[Request], setup: Setup, record: Record) -> str:
     totals, clock = record.totals, record.column("clock_s")
     span = float(clock[-1]) if len(clock) else 0.0
     cached = totals.cached_tokens / max(1, totals.prompt_tokens)
-    refused = f" {totals.refused} were longer than the whole cache." if totals.refused else ""
+    refused = (
+        f" Refused, as longer than the whole cache: {totals.refused:,}." if totals.refused else ""
+    )
+    prefixes = (
+        f"{100 * cached:.1f} % of them in the cache already (prefixes are shared by whole groups "
+        f"of {setup.group:,} tokens, the least common multiple of {PREFIX_BLOCK} and the "
+        f"{setup.tokens_a_block:,} of a block on all GPUs)"
+        if _has_prefixes(requests)
+        else "of whose prefixes the trace says nothing, so that none is shared"
+    )
     return (
         f"# Replay\n\n{totals.finished:,} requests in {len(clock):,} steps of "
         f"{setup.policy.step_ms:g} ms ({span:,.0f} s of traffic), replayed in "
         f"{record.seconds:.1f} s.{refused} "
-        f"{totals.prompt_tokens:,} prompt tokens, {100 * cached:.1f} % of them in the cache "
-        f"already; {totals.generated_tokens:,} generated. The cache: {setup.cache_format}, "
+        f"{totals.prompt_tokens:,} prompt tokens, {prefixes}; "
+        f"{totals.generated_tokens:,} generated. The cache: {setup.cache_format}, "
         f"{setup.memory_bytes / 1e9:g} GB on each of {setup.ranks} GPU(s), {setup.layers} layers, "
         f"{record.num_blocks:,} blocks of {setup.block_size} tokens a rank; "
         f"{record.evicted:,} shared groups were evicted."
     )
+
+
+def _has_prefixes(requests: Sequence[Request]) -> bool:
+    return any(request.hash_ids for request in requests)
 
 
 def _steps(record: Record) -> str:
@@ -68,6 +84,7 @@ def _steps(record: Record) -> str:
         "requests waiting": record.column("waiting"),
         "planning, us, decode steps": record.column("plan_us")[prefill == 0],
         "planning, us, steps with prompts": record.column("plan_us")[prefill > 0],
+        "admitted, ms after arrival": np.array(record.totals.waited_ms),
         "first token, ms after arrival": np.array(record.totals.first_token_ms),
     }
     cells = ((name, *(f"{x:,.0f}" for x in percentiles(values))) for name, values in rows.items())
@@ -130,42 +147,79 @@ def _enough(best: Sequence[Compared]) -> Compared:
 
 
 def _formats(requests: Sequence[Request], setup: Setup, record: Record) -> str:
-    full = record.column("waiting").any()
     held = int(record.column("held").max(initial=0)) * setup.tokens_a_block
-    wanted = demand(requests, setup) if full else held
+    limited = record.column("waiting").any() or record.totals.refused
+    endless = demand(requests, setup) if limited else None
+    wanted = max(held, endless.tokens) if endless else held
+    keyed = grouped(requests, setup.group) if _has_prefixes(requests) else None
     rows, needed = [], {}
     for fmt in FORMATS.values():
-        if fmt.refuses(setup.dims) or fmt.name == "float32":
+        if fmt.refuses(setup.dims) or fmt.name == "float32" != setup.cache_format:
             continue
-        capacity = setup.capacity(fmt.name)
-        counts = range(1, MOST_RANKS + 1)
-        ranks = next((n for n in counts if setup.capacity(fmt.name, n) >= wanted), None)
-        needed[fmt.name] = ranks or f"more than {MOST_RANKS}"
+        capacity, of_one = setup.capacity(fmt.name), setup.capacity(fmt.name, 1)
+        needed[fmt.name] = f"{max(1, -(-wanted // of_one)):,}" if of_one else "no number of"
+        hits = f"{100 * prefix_hits(keyed, capacity, setup.group):.1f} %" if keyed else "-"
         rows.append(
             (
                 fmt.name,
                 f"{fmt.row_bytes(setup.dims) * setup.layers:,}",
                 f"{capacity:,}",
-                f"{100 * wanted / max(capacity, 1):.0f} %",
-                f"{100 * prefix_hits(requests, capacity):.1f} %",
+                f"{100 * wanted / capacity:.0f} %" if capacity else "-",
+                hits,
                 needed[fmt.name],
             )
         )
-    limit = (
-        f"Requests waited; without a limit of memory they would hold at most {wanted:,} tokens."
-        if full
-        else "None had to wait."
-    )
     headings = ("format", "bytes a token", "tokens held", "demand", "prefix hits", "GPUs")
+    prefixes = (
+        'What is beyond the demand keeps prefixes: "prefix hits" is the share of prompt tokens '
+        "that a cache of the size would have, used last kept longest, if all of it were for "
+        "prefixes and requests came one by one."
+        if keyed
+        else "Nothing is known of prefixes: the trace has no hash ids."
+    )
     return (
         "## Which format, how many GPUs?\n\n"
-        f"Requests in progress held at most {held:,} tokens at once. {limit} In "
-        f"{setup.cache_format} that wants **{needed.get(setup.cache_format)} GPU(s)** of "
-        f"{setup.memory_bytes / 1e9:g} GB for the cache. What is beyond the demand keeps prefixes: "
-        '"prefix hits" is the share of prompt tokens that a cache of the size would have, used '
-        "last kept longest, if all of it were for prefixes and requests came one by one. What a "
-        "format costs in accuracy: `python -m experiments cache_error`.\n\n" + table(headings, rows)
+        f"Requests in progress held at most {held:,} tokens at once. "
+        f"{_limits(setup, record, endless, wanted)} In {setup.cache_format} that wants "
+        f"**{needed[setup.cache_format]} GPU(s)** of {setup.memory_bytes / 1e9:g} GB for the "
+        f"cache. {prefixes} What a format costs in accuracy: "
+        "`python -m experiments cache_error`.\n\n" + table(headings, rows)
     )
+
+
+def _limits(setup: Setup, record: Record, endless: Demand | None, wanted: int) -> str:
+    """What requests waited for, what they would hold without limit of memory, and what would still
+    hold them up then."""
+    if endless is None:
+        return "None had to wait and none was refused."
+    totals, policy = record.totals, setup.policy
+    said = []
+    if totals.refused:
+        said.append(f"Requests refused, as longer than the whole cache: {totals.refused:,}.")
+    for count, lacked in (
+        (totals.steps_short_of_memory, "room in the cache"),
+        (totals.steps_short_of_rows, f"one of the {policy.max_requests:,} (`--max-requests`)"),
+    ):
+        if count:
+            said.append(f"In {count:,} steps requests waited for {lacked}.")
+    said.append(
+        "Without a limit of memory, refused requests among them, they would hold at most "
+        f"{wanted:,} tokens."
+    )
+    waiting = endless.totals.waiting_at_last_arrival
+    if waiting > QUEUE * len(endless.totals.waited_ms):
+        short = endless.totals.steps_short_of_budget / endless.steps
+        limit = (
+            f"compute is the limit (`--budget` {policy.token_budget:,} tokens in `--step-ms` "
+            f"{policy.step_ms:g} ms; {short:.0%} of the steps left prompt tokens for later)"
+            if short > 0.5
+            else f"`--max-requests` {policy.max_requests:,} is the limit"
+        )
+        said.append(
+            f"Even then {waiting:,} requests would wait when the last arrives: {limit}, and the "
+            "number of GPUs below is what memory takes, not what keeps up with this traffic."
+        )
+    return " ".join(said)
 
 
 def plot(record: Record, path: Path, points: int = 1500) -> None:

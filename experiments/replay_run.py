@@ -53,6 +53,11 @@ class Setup:
         return ContextParallel(self.ranks, 1, self.block_size)
 
     @property
+    def group(self) -> int:
+        """Tokens by which prefixes are shared: whole blocks and whole keys of a trace."""
+        return math.lcm(PREFIX_BLOCK, self.tokens_a_block)
+
+    @property
     def tokens_a_block(self) -> int:
         """A column of the block table stands for one block on each rank."""
         return self.block_size * self.ranks
@@ -74,8 +79,9 @@ class Compared:
 
     Attributes:
         chunks: of each such step.
-        merges, merged_tokens, slivers: in all.
-        peak_rows: of the largest chunk.
+        merges, merged_tokens, slivers: in all, as in a `Report` of the planner.
+        least: chunks that the steps would need at least.
+        peak_bytes: of the largest chunk, with its keys and values.
     """
 
     strategy: str
@@ -110,11 +116,11 @@ class Record:
         return np.array(self.timeline[name])
 
 
-def grouped(requests: Sequence[Request], keys_a_group: int) -> list[Request]:
-    """Prefix keys for groups of several of a trace's blocks."""
-    if keys_a_group == 1:
+def grouped(requests: Sequence[Request], group: int) -> list[Request]:
+    """The requests with prefix keys for groups of so many tokens, a multiple of 512."""
+    step = group // PREFIX_BLOCK
+    if step == 1:
         return list(requests)
-    step = keys_a_group
     return [
         Request(r.timestamp, r.input_length, r.output_length, r.hash_ids[step - 1 :: step])
         for r in requests
@@ -129,18 +135,21 @@ def replay(
     Raises:
         ValueError: the cache holds no block, or a workspace is too small for one aligned part.
     """
-    group = math.lcm(PREFIX_BLOCK, setup.tokens_a_block)
     blocks = setup.blocks(setup.cache_format)
-    if not blocks:
+    if not 0 < blocks < 1 << 31:
         raise ValueError(
-            f"{setup.memory_bytes} bytes of memory do not hold one block of all layers"
+            f"--memory: {setup.memory_bytes} bytes do not hold one block of all layers"
+            if not blocks
+            else f"--memory: {setup.memory_bytes} bytes hold more than 2^31 blocks"
         )
-    pool = BlockPool(blocks, setup.tokens_a_block, group)
-    server = Server(grouped(requests, group // PREFIX_BLOCK), pool, setup.policy)
+    pool = BlockPool(blocks, setup.tokens_a_block, setup.group)
+    server = Server(grouped(requests, setup.group), pool, setup.policy)
     compared = [Compared(s, w) for w in setup.workspaces for s in setup.strategies]
     record = Record({name: [] for name in TIMELINE}, compared, server.totals, blocks)
     decodes = DecodePlanner(
-        setup.policy.max_requests, block_size=setup.tokens_a_block, num_blocks=blocks
+        min(setup.policy.max_requests, len(requests)),
+        block_size=setup.tokens_a_block,
+        num_blocks=blocks,
     )
     start = time.perf_counter()
     for step in server.steps():
@@ -215,23 +224,31 @@ def _compare(context: np.ndarray, query: np.ndarray, setup: Setup, record: Recor
         each.peak_bytes = max(each.peak_bytes, found.peak_bytes)
 
 
-def demand(requests: Sequence[Request], setup: Setup) -> int:
-    """Tokens that requests in progress would hold at most if the cache were as large as they like.
+@dataclass(frozen=True)
+class Demand:
+    """What the requests would do with a cache as large as they like.
 
-    Without context parallelism: blocks of one rank.
+    Attributes:
+        tokens: that requests in progress hold at most, in whole blocks of all ranks.
+        steps: of the server.
+        totals: what became of the requests; none was refused or waited for memory.
     """
-    most = sum(
-        -(-(r.input_length + max(r.output_length, 1)) // setup.block_size)
-        for r in sorted(requests, key=lambda r: r.input_length + r.output_length)[
-            -setup.policy.max_requests :
-        ]
-    )
-    pool = BlockPool(2 * max(most, 1), setup.block_size, math.lcm(PREFIX_BLOCK, setup.block_size))
-    keys = pool.group // PREFIX_BLOCK
-    held = 0
-    for _ in Server(grouped(requests, keys), pool, setup.policy).steps():
-        held = max(held, pool.held_blocks)
-    return held * setup.block_size
+
+    tokens: int
+    steps: int
+    totals: Totals
+
+
+def demand(requests: Sequence[Request], setup: Setup) -> Demand:
+    """Serve the requests, refused ones too, with the replay's blocks and groups, without limit of
+    memory and without planning."""
+    size = setup.tokens_a_block
+    blocks = sorted(-(-(r.input_length + max(r.output_length, 1)) // size) for r in requests)
+    most = max(1, sum(blocks[-setup.policy.max_requests :]))
+    pool = BlockPool(2 * most, size, setup.group)
+    server = Server(grouped(requests, setup.group), pool, setup.policy)
+    held = [pool.held_blocks for _ in server.steps()]
+    return Demand(max(held, default=0) * size, len(held), server.totals)
 
 
 def prefix_hits(requests: Sequence[Request], tokens: int, group: int = PREFIX_BLOCK) -> float:

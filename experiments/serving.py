@@ -64,12 +64,20 @@ class Totals:
         first_token_ms: from arrival to the end of the step that gave the first token.
         waited_ms: from arrival until the request was admitted.
         refused: requests that the cache could never hold.
+        steps_short_of_memory, steps_short_of_rows: steps at whose start requests waited because
+            the cache had no room for the first of them, or `max_requests` were in progress.
+        steps_short_of_budget: steps that left prompt tokens of requests in progress for later.
+        waiting_at_last_arrival: requests, when the last one had arrived.
         prompt_tokens, cached_tokens, generated_tokens: in all.
     """
 
     first_token_ms: list[float] = field(default_factory=list)
     waited_ms: list[float] = field(default_factory=list)
     refused: int = 0
+    steps_short_of_memory: int = 0
+    steps_short_of_rows: int = 0
+    steps_short_of_budget: int = 0
+    waiting_at_last_arrival: int = 0
     finished: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -120,8 +128,18 @@ class Server:
             self._finish_step(count, clock)
 
     def _admit(self, clock: float) -> None:
+        arriving = bool(self._arriving)
         while self._arriving and self._arriving[0].timestamp <= clock:
             self._waiting.append(self._arriving.popleft())
+        full = self._admit_waiting(clock)
+        if self._waiting:
+            self.totals.steps_short_of_memory += full
+            self.totals.steps_short_of_rows += not full
+        if arriving and not self._arriving:
+            self.totals.waiting_at_last_arrival = len(self._waiting)
+
+    def _admit_waiting(self, clock: float) -> bool:
+        """Whether the cache had no room for the first of those that go on waiting."""
         while self._waiting and len(self._running) < self.policy.max_requests:
             request = self._waiting[0]
             tokens = request.input_length + max(request.output_length, 1)
@@ -131,9 +149,10 @@ class Server:
                 continue
             holding = self.pool.take(request.hash_ids, request.input_length, tokens)
             if holding is None:
-                return
+                return True
             self._waiting.popleft()
             self._start(request, holding, clock)
+        return False
 
     def _start(self, request: Request, holding: Holding, clock: float) -> None:
         row = len(self._running)
@@ -152,6 +171,7 @@ class Server:
         prefills = self._prefills[:count]
         room = self.policy.token_budget - (count - int(np.count_nonzero(prefills)))
         np.cumsum(left, out=self._query[:count])
+        self.totals.steps_short_of_budget += int(self._query[count - 1]) > room
         before = self._query[:count] - left
         np.minimum(left, np.maximum(room - before, 0), out=self._query[:count])
         self._query[:count][~prefills] = 1

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments import planner_speed
+from experiments import planner_speed, replay_page
 from experiments.block_pool import BlockPool
 from experiments.csv_trace import read_csv_trace
 from experiments.replay_run import Setup, demand, grouped, prefix_hits, replay
@@ -201,7 +201,18 @@ class TestReplay:
         wide = setup(memory_bytes=10**9)
         record = replay(REQUESTS, wide, lambda totals, step: None)
         assert not record.evicted
-        assert demand(REQUESTS, wide) == record.column("held").max() * 64
+        assert demand(REQUESTS, wide).tokens == record.column("held").max() * 64
+
+    @pytest.mark.parametrize("ranks", [1, 3])
+    def test_demand_counts_refused_requests_and_is_not_below_what_was_held(self, ranks):
+        small = setup(memory_bytes=4 * 10**6 // ranks, ranks=ranks)
+        record = replay(REQUESTS, small, lambda totals, step: None)
+        assert record.totals.refused
+        assert record.totals.steps_short_of_memory > record.totals.steps_short_of_rows
+        wanted = demand(REQUESTS, small)
+        assert wanted.totals.finished == len(REQUESTS)
+        assert wanted.tokens >= record.column("held").max() * small.tokens_a_block
+        assert wanted.tokens >= max(r.input_length + r.output_length for r in REQUESTS)
 
     def test_prefix_hits_grow_with_the_cache(self):
         requests = [Request(0, 1024, 1, ids) for ids in ((1, 2), (3, 4), (1, 2), (1, 9))]
@@ -211,11 +222,51 @@ class TestReplay:
 
     def test_groups_of_several_trace_blocks(self):
         requests = [Request(0, 2048, 1, (1, 2, 3, 4, 5))]
-        assert grouped(requests, 2)[0].hash_ids == (2, 4)
+        assert grouped(requests, 1024)[0].hash_ids == (2, 4)
 
     def test_a_cache_without_room_is_said(self):
         with pytest.raises(ValueError, match="do not hold one block"):
             replay(REQUESTS, setup(memory_bytes=10), lambda totals, step: None)
+
+
+class TestPage:
+    def page(self, requests=REQUESTS, **changes):
+        chosen = setup(**changes)
+        record = replay(requests, chosen, lambda totals, step: None)
+        return " ".join(replay_page.answers(requests, chosen, record).split())
+
+    def test_nobody_waits(self):
+        page = self.page(memory_bytes=10**9, policy=Policy(8192, 256, 50.0))
+        assert "None had to wait and none was refused." in page
+        assert "groups of 512 tokens" in page
+
+    def test_refused_requests_are_in_the_demand(self):
+        page = self.page([Request(0, 5000, 0, ())], memory_bytes=10**6)
+        assert "Refused, as longer than the whole cache: 1." in page
+        assert "hold at most 5,056 tokens" in page
+        assert "**7 GPU(s)**" in page
+
+    def test_what_requests_waited_for(self):
+        page = self.page(memory_bytes=10**9, policy=Policy(8192, 2, 50.0))
+        assert "waited for one of the 2 (`--max-requests`)" in page
+        assert "room in the cache" not in page
+        assert "`--max-requests` 2 is the limit" in page
+        page = self.page(memory_bytes=10**9, policy=Policy(64, 8, 50.0))
+        assert "compute is the limit (`--budget` 64" in page
+        page = self.page(memory_bytes=10**7, policy=Policy(8192, 256, 50.0))
+        assert "waited for room in the cache" in page
+
+    def test_chosen_format_is_in_the_table(self):
+        assert "| float32 |" not in self.page()
+        page = self.page(cache_format="float32")
+        assert "| float32 |" in page
+        assert "None GPU" not in page
+
+    def test_a_trace_without_hash_ids_says_nothing_of_prefixes(self):
+        bare = [Request(r.timestamp, r.input_length, r.output_length, ()) for r in REQUESTS]
+        page = self.page(bare)
+        assert "the trace has no hash ids" in page
+        assert "0.0 %" not in page
 
 
 def test_command_writes_the_page(tmp_path):
