@@ -20,7 +20,9 @@ app = typer.Typer(
     Start with **doctor** (what this machine can do), then **list** (ops and variants),
     then **compare** (which variant is right, and how fast); **resources** compiles the
     kernels for every GPU. About cache formats: **conformance** (do writers and readers, yours
-    too, agree byte for byte) and **cache_error** (what a format costs in accuracy).""",
+    too, agree byte for byte) and **cache_error** (what a format costs in accuracy). Without
+    kernels: **replay** (which batches, chunks and memory a request trace makes) and **planner**
+    (how long planning a step takes).""",
 )
 app.command("compare")(compare)
 app.command("list")(list_ops)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import math
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
-from experiments.workloads import Request, TraceError
+from experiments.workloads import LENGTHS, Request, TraceError
 
 COLUMNS = {
     "arrival": ("timestamp", "arrival", "arrived_at", "time"),
@@ -15,16 +14,20 @@ COLUMNS = {
     "generated": ("generatedtokens", "generated_tokens", "output_length", "completion_tokens"),
 }
 """Headings by which each column is known, in small letters."""
+LATEST = 1e15
+"""No arrival is so many seconds or later."""
 
 
 def read_csv_trace(path: Path) -> list[Request]:
     """Requests of a CSV file with a heading, in order of arrival; nothing is known of prefixes.
 
-    Arrivals are seconds, or dates and times; they count from the first. A request with no generated
-    token counts as one that was given one.
+    Arrivals are seconds (not ms, as in JSON Lines), or dates and times, which are UTC if they name
+    no zone; they count from the first. A request with no generated token counts as one that was
+    given one.
 
     Raises:
-        TraceError: the file cannot be read, a column is missing, or a line is malformed.
+        TraceError: the file cannot be read, a column is missing, a line is malformed, or arrivals
+            are seconds in some lines and dates in others.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -35,10 +38,17 @@ def read_csv_trace(path: Path) -> list[Request]:
         raise TraceError(f"{path}: {failure}") from failure
     if not rows:
         raise TraceError(f"{path}: no request in it")
-    first = min(arrival for arrival, _, _ in rows)
+    kinds = [is_date for is_date, *_ in rows]
+    if any(kinds) and not all(kinds):
+        line = kinds.index(not kinds[0]) + 2
+        raise TraceError(
+            f"{path}, line {line}: {'seconds' if kinds[0] else 'a date'} after lines with "
+            f"{'dates' if kinds[0] else 'seconds'}"
+        )
+    first = min(row[1] for row in rows)
     return [
         Request((arrival - first) * 1000.0, context, max(1, generated), ())
-        for arrival, context, generated in sorted(rows)
+        for _, arrival, context, generated in sorted(rows, key=lambda row: row[1])
     ]
 
 
@@ -53,22 +63,41 @@ def _columns(path: Path, headings: list[str]) -> dict[str, str]:
     return found
 
 
-def _row(path: Path, line: int, row: dict, names: dict[str, str]) -> tuple[float, int, int]:
+def _row(path: Path, line: int, row: dict, names: dict[str, str]) -> tuple[bool, float, int, int]:
+    """Whether the arrival is a date, the arrival in s, and tokens of context and generated."""
+    for heading in names.values():
+        if not (row[heading] or "").strip():
+            raise TraceError(f"{path}, line {line}: {heading} is missing")
     try:
-        context, generated = int(row[names["context"]]), int(row[names["generated"]])
-        arrival = _seconds(row[names["arrival"]])
-    except (ValueError, TypeError) as failure:
+        is_date, arrival = _seconds(names["arrival"], row[names["arrival"]])
+        context = _tokens(names["context"], row[names["context"]], "input_length")
+        generated = _tokens(names["generated"], row[names["generated"]], "output_length")
+    except ValueError as failure:
         raise TraceError(f"{path}, line {line}: {failure}") from failure
-    if context < 1 or generated < 0 or not math.isfinite(arrival):
-        raise TraceError(
-            f"{path}, line {line}: arrival {arrival}, {context} context tokens and {generated} "
-            "generated ones, expected a time, at least 1 and at least 0"
-        )
-    return arrival, context, generated
+    return is_date, arrival, context, generated
 
 
-def _seconds(text: str) -> float:
+def _tokens(heading: str, text: str, length: str) -> int:
+    least, most = LENGTHS[length]
     try:
-        return float(text)
+        tokens = int(text)
     except ValueError:
-        return datetime.fromisoformat(text.strip()).timestamp()
+        tokens = -1
+    if not least <= tokens <= most:
+        raise ValueError(f"{heading} is {text!r}, expected an integer from {least} to {most}")
+    return tokens
+
+
+def _seconds(heading: str, text: str) -> tuple[bool, float]:
+    wrong = ValueError(f"{heading} is {text!r}, expected seconds, or a date and time")
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            date = datetime.fromisoformat(text.strip())
+            return True, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            raise wrong from None
+    if not 0 <= seconds < LATEST:
+        raise wrong
+    return False, seconds

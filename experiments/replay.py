@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated
 
 import typer
@@ -24,11 +25,23 @@ from sandbox.cache_formats import FORMATS
 from sandbox.dims import PRESETS
 from sandbox.planner import STRATEGIES
 
+MOST = {
+    "--gpus": 1024,
+    "--block-size": 1 << 16,
+    "--memory": 1_000_000,
+    "--layers": 1024,
+    "--workspaces": 1 << 24,
+}
+UNIT = {"--gpus": "", "--block-size": " tokens", "--memory": " GB", "--layers": ""}
+
 
 def replay_trace(
     trace: Annotated[
         Path | None,
-        typer.Option(help="JSON Lines with hash_ids, or CSV; without it requests are generated"),
+        typer.Option(
+            help="JSON Lines with hash_ids (times in ms), or CSV (times in s, or dates); without "
+            "it requests are generated"
+        ),
     ] = None,
     model: Annotated[str, typer.Option(help=f"one of {', '.join(LAYERS)}")] = "deepseek_v3",
     cache_format: Annotated[str, typer.Option("--format", help="of the cache")] = "bfloat16",
@@ -60,6 +73,8 @@ def replay_trace(
     `results/<run>/`.
     """
     try:
+        if limit is not None and limit < 1:
+            raise ValueError(f"--limit: {limit}, expected at least 1")
         requests = _requests(trace, seed)[:limit]
         setup = _setup(
             model,
@@ -72,15 +87,26 @@ def replay_trace(
             workspaces,
             strategies,
         )
+        folder = _folder(out)
         record = _run(requests, setup)
     except (TraceError, ValueError) as failure:
         raise stop(str(failure)) from failure
-    folder = run_folder("replay", out)
-    folder.mkdir(parents=True, exist_ok=True)
     page = replay_page.answers(requests, setup, record)
     _write(folder, page, setup, record)
     console.print(Markdown(page))
     console.print(f"everything is in {folder}/", style="bold", soft_wrap=True, highlight=False)
+
+
+def _folder(out: Path | None) -> Path:
+    """The folder for results, made before the replay: it would be in vain without."""
+    folder = run_folder("replay", out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as failure:
+        raise ValueError(f"--out: {folder}: {failure.strerror}") from failure
+    return folder
 
 
 def _requests(trace: Path | None, seed: int) -> list[Request]:
@@ -111,11 +137,20 @@ def _setup(
         rows = tuple(dict.fromkeys(int(part) for part in workspaces.split(",")))
     except ValueError:
         raise ValueError(f"--workspaces {workspaces!r}: expected numbers of rows") from None
-    numbers = {"--gpus": gpus, "--block-size": block_size, "--workspaces": min(rows)}
-    numbers |= {"--layers": 1 if layers is None else layers, "--memory": memory}
+    numbers = {"--gpus": gpus, "--block-size": block_size, "--memory": memory}
+    numbers["--layers"] = 1 if layers is None else layers
     for name, number in numbers.items():
-        if not 0 < number < float("inf"):
-            raise ValueError(f"{name}: {number}, expected a positive number")
+        if not 0 < number <= MOST[name]:
+            raise ValueError(
+                f"{name}: {number}, expected a positive number up to {MOST[name]:,}{UNIT[name]}"
+            )
+    least = gpus * block_size
+    for number in rows:
+        if not least <= number <= MOST["--workspaces"]:
+            raise ValueError(
+                f"--workspaces: {number} rows, expected {least:,} (a block of --block-size "
+                f"{block_size} on each of --gpus {gpus}) to {MOST['--workspaces']:,}"
+            )
     FORMATS[cache_format].row_bytes(PRESETS[model])
     return Setup(
         dims=PRESETS[model],

@@ -19,7 +19,7 @@ from experiments.replay_run import (
 )
 from experiments.workloads import PREFIX_BLOCK, Request
 from sandbox.cache_formats import FORMATS
-from sandbox.planner import workspace_of
+from sandbox.planner import Workspace, workspace_of
 
 TOLERATED = 1.1
 """Chunks of the workspace that is recommended, over those of the largest one."""
@@ -94,9 +94,11 @@ def _steps(record: Record) -> str:
 def _workspace(setup: Setup, record: Record) -> str:
     best = _by_workspace(record.compared)
     headings = ("rows", "strategy", "chunks", "least", "99 %", "most", "merges", "slivers", "GB")
+    headings += ("full, GB", "of the cache's GB")
     rows = []
     for each in sorted(record.compared, key=lambda c: (c.workspace, c.strategy)):
         _, _, p99, most = percentiles(each.chunks)
+        full = _full(each.workspace, setup).total_bytes
         rows.append(
             (
                 f"{each.workspace:,}",
@@ -108,27 +110,38 @@ def _workspace(setup: Setup, record: Record) -> str:
                 f"{each.merges:,}",
                 f"{each.slivers:,}",
                 f"{each.peak_bytes / 1e9:.2f}",
+                f"{full / 1e9:.2f}",
+                f"{100 * full / setup.memory_bytes:.1f} %",
             )
         )
     text = "## How large a workspace?\n\n"
     if not best or not best[0].chunks:
         return text + "No prefill had context: any workspace will do."
     chosen = _enough(best)
-    space = workspace_of(chosen.workspace, setup.dims)
+    space = _full(chosen.workspace, setup)
+    share = 100 * space.total_bytes / setup.memory_bytes
     return (
         f"{text}**{chosen.workspace:,} rows with `{chosen.strategy}`**: "
         f"{sum(chosen.chunks):,} chunks for {len(chosen.chunks):,} steps with context, "
         f"{chosen.merges:,} merges. Full, it takes {space.gather_bytes / 1e9:.2f} GB for latent "
-        f"rows and {space.up_projection_bytes / 1e9:.2f} GB for keys and values. It is the "
-        f"smallest of those compared whose chunks are at most {TOLERATED:.0%} of those of the "
-        "largest, with the strategy of fewest merges. Chunks are of all steps, beside the least "
-        'that any plan could have; "99 %" and "most" are chunks of one step; GB are of the largest '
-        "chunk with its keys and values.\n\n" + table(headings, rows)
+        f"rows and {space.up_projection_bytes / 1e9:.2f} GB for keys and values on "
+        f"each GPU, beside the cache: {share:.1f} % of its {setup.memory_bytes / 1e9:g} GB. Of "
+        "each size the strategy with the fewest chunks is taken, among equals that with the fewest "
+        "new tokens in merges; of the sizes the smallest whose chunks are at most "
+        f"{TOLERATED:.0%} of those of the largest. Chunks are of all steps, beside the least "
+        'that any plan could have; "99 %" and "most" are chunks of one step; "GB" are of the '
+        'largest chunk with its keys and values, "full" of a workspace without room left.\n\n'
+        + table(headings, rows)
     )
 
 
+def _full(rows: int, setup: Setup) -> Workspace:
+    """What a workspace of so many rows takes on each GPU."""
+    return workspace_of(rows, setup.dims, parallel=setup.parallel if setup.ranks > 1 else None)
+
+
 def _by_workspace(compared: Sequence[Compared]) -> list[Compared]:
-    """Per workspace, from the smallest, the strategy with the fewest chunks, then merges."""
+    """Per workspace, from the smallest, the strategy of fewest chunks, then merged tokens."""
     best: dict[int, Compared] = {}
     for each in compared:
         known = best.get(each.workspace)
@@ -223,34 +236,39 @@ def _limits(setup: Setup, record: Record, endless: Demand | None, wanted: int) -
 
 
 def plot(record: Record, path: Path, points: int = 1500) -> None:
-    """Batch composition, context and chunks, and cache blocks over time; means of equal spans."""
+    """Batches, context, chunks, the queue and cache blocks over time; means of equal numbers of
+    steps, of context and chunks over the steps with context."""
     from matplotlib.figure import Figure
 
     clock = record.column("clock_s")
     if not len(clock):
         return
     bounds = np.linspace(0, len(clock), min(points, len(clock)) + 1).astype(int)[:-1]
-    spans = np.diff([*bounds, len(clock)])
     at = clock[bounds]
+    with_context = record.column("context_rows") > 0
 
-    def mean(name: str) -> np.ndarray:
-        return np.add.reduceat(record.column(name), bounds) / spans
+    def mean(name: str, chosen: np.ndarray | None = None) -> np.ndarray:
+        chosen = np.ones(len(clock), bool) if chosen is None else chosen
+        total = np.add.reduceat(np.where(chosen, record.column(name), 0), bounds)
+        steps = np.add.reduceat(chosen.astype(int), bounds)
+        return np.divide(total, steps, out=np.full(len(bounds), np.nan), where=steps > 0)
 
-    figure = Figure(figsize=(12, 10), layout="constrained")
-    composition, workspace, chunks, blocks = figure.subplots(4, 1, sharex=True)
-    composition.stackplot(
-        at, mean("decodes"), mean("prefill_tokens"), labels=("generating", "prompt tokens")
-    )
-    composition.set_ylabel("tokens a step")
-    workspace.plot(at, mean("context_rows"), linewidth=0.8, label="context rows a step")
-    workspace.set_ylabel("rows gathered")
-    chunks.plot(at, mean("chunks"), linewidth=0.8, label="chunks a step")
-    chunks.plot(at, mean("waiting"), linewidth=0.8, label="requests waiting")
-    chunks.set_ylabel("number")
+    panels = {
+        "generating requests": mean("decodes"),
+        "prompt tokens a step": mean("prefill_tokens"),
+        "context rows,\nsteps with context": mean("context_rows", with_context),
+        "chunks,\nsteps with context": mean("chunks", with_context),
+        "requests waiting": mean("waiting"),
+    }
+    figure = Figure(figsize=(12, 14), layout="constrained")
+    *lines, blocks = figure.subplots(len(panels) + 1, 1, sharex=True)
+    for axes, (name, values) in zip(lines, panels.items()):
+        axes.plot(at, values, linewidth=0.8, marker=".", markersize=2)
+        axes.set_ylabel(name)
+        axes.set_ylim(bottom=0)
     blocks.stackplot(at, mean("held"), mean("cached"), labels=("held", "kept for their prefix"))
     blocks.axhline(record.num_blocks, color="k", linestyle="--", linewidth=1)
     blocks.set_ylabel("blocks of the cache")
     blocks.set_xlabel("s of traffic")
-    for axes in (composition, workspace, chunks, blocks):
-        axes.legend(fontsize=8, loc="upper left")
+    blocks.legend(fontsize=8, loc="upper left")
     figure.savefig(path, dpi=100)

@@ -17,6 +17,7 @@ from experiments.replay_run import Setup, demand, grouped, prefix_hits, replay
 from experiments.serving import Policy, Server
 from experiments.workloads import Generator, Request, TraceError
 from sandbox.dims import PRESETS
+from sandbox.planner import ContextParallel, workspace_of
 
 ROOT = Path(__file__).resolve().parents[1]
 quick = settings(max_examples=60, deadline=None, database=None, derandomize=True)
@@ -256,6 +257,13 @@ class TestPage:
         page = self.page(memory_bytes=10**7, policy=Policy(8192, 256, 50.0))
         assert "waited for room in the cache" in page
 
+    @pytest.mark.parametrize("ranks", [1, 2])
+    def test_workspace_as_a_share_of_the_cache(self, ranks):
+        parallel = ContextParallel(2, 1, 64) if ranks == 2 else None
+        full = workspace_of(2048, PRESETS["deepseek_v3"], parallel=parallel).total_bytes
+        page = self.page(memory_bytes=10**9, ranks=ranks)
+        assert f"{full / 1e9:.2f} | {100 * full / 1e9:.1f} % |" in page
+
     def test_chosen_format_is_in_the_table(self):
         assert "| float32 |" not in self.page()
         page = self.page(cache_format="float32")
@@ -302,15 +310,21 @@ def test_command_writes_the_page(tmp_path):
         (["--model", "tiny", "--format", "fp8_ds_mla"], "multiple of 128"),
         (["--strategies", "luck"], "--strategies"),
         (["--workspaces", "many"], "--workspaces"),
-        (["--workspaces", "16"], "too small"),
+        (["--workspaces", "16"], "--workspaces"),
+        (["--workspaces", "256", "--gpus", "8"], "--gpus"),
         (["--gpus", "0"], "--gpus"),
+        (["--gpus", "1025"], "--gpus"),
+        (["--memory", "1e7"], "--memory"),
+        (["--step-ms", "inf"], "--step-ms"),
+        (["--limit", "0"], "--limit"),
+        (["--out", "/dev/null/x"], "--out"),
         (["--memory", "nan"], "--memory"),
         (["--budget", "10"], "--max-requests"),
         (["--trace", "nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )
 def test_bad_options_are_named(options, says, tmp_path):
-    run = _replay(*options, "--limit", 20, "--out", tmp_path)
+    run = _replay("--limit", 20, "--out", tmp_path, *options)
     assert run.returncode == 2
     assert says in run.stderr
     assert "Traceback" not in run.stderr
@@ -349,7 +363,15 @@ class TestCsv:
             ("arrival,context_tokens,generated_tokens\n1,3,2\nsoon,3,2\n", "line 3"),
             ("arrival,context_tokens,generated_tokens\nnan,3,2\n", "line 2"),
             ("arrival,context_tokens,generated_tokens\n1,0,2\n", "line 2"),
-            ("arrival,context_tokens,generated_tokens\n1\n", "line 2"),
+            ("arrival,context_tokens,generated_tokens\n1\n", "line 2: context_tokens is missing"),
+            ("arrival,context_tokens,generated_tokens\n1,2,\n", "generated_tokens is missing"),
+            ("arrival,context_tokens,generated_tokens\n-1,3,2\n", "expected seconds"),
+            ("arrival,context_tokens,generated_tokens\n1,99999999,2\n", "1 to 16777216"),
+            ("arrival,context_tokens,generated_tokens\n1,3,9999999\n", "0 to 1048576"),
+            (
+                "arrival,context_tokens,generated_tokens\n1,3,2\n2024-01-01 10:00:00,3,2\n",
+                "line 3: a date after lines with seconds",
+            ),
         ],
     )
     def test_malformed(self, tmp_path, text, says):
