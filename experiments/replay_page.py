@@ -24,7 +24,7 @@ from sandbox.planner import Workspace, workspace_of
 TOLERATED = 1.1
 """Chunks of the workspace that is recommended, over those of the largest one."""
 QUEUE = 0.01
-"""The queue grows if more than this share of the requests waits when the last one arrives."""
+"""The queue grows if more than this share of the requests is queued when the last has arrived."""
 
 
 def answers(requests: Sequence[Request], setup: Setup, record: Record) -> str:
@@ -94,7 +94,7 @@ def _steps(record: Record) -> str:
 def _workspace(setup: Setup, record: Record) -> str:
     best = _by_workspace(record.compared)
     headings = ("rows", "strategy", "chunks", "least", "99 %", "most", "merges", "slivers", "GB")
-    headings += ("full, GB", "of the cache's GB")
+    headings += ("of cache",)
     rows = []
     for each in sorted(record.compared, key=lambda c: (c.workspace, c.strategy)):
         _, _, p99, most = percentiles(each.chunks)
@@ -110,7 +110,6 @@ def _workspace(setup: Setup, record: Record) -> str:
                 f"{each.merges:,}",
                 f"{each.slivers:,}",
                 f"{each.peak_bytes / 1e9:.2f}",
-                f"{full / 1e9:.2f}",
                 f"{100 * full / setup.memory_bytes:.1f} %",
             )
         )
@@ -130,8 +129,8 @@ def _workspace(setup: Setup, record: Record) -> str:
         "new tokens in merges; of the sizes the smallest whose chunks are at most "
         f"{TOLERATED:.0%} of those of the largest. Chunks are of all steps, beside the least "
         'that any plan could have; "99 %" and "most" are chunks of one step; "GB" are of the '
-        'largest chunk with its keys and values, "full" of a workspace without room left.\n\n'
-        + table(headings, rows)
+        'largest chunk with its keys and values, "of cache" is a full '
+        "workspace as a share of the memory for the cache.\n\n" + table(headings, rows)
     )
 
 
@@ -161,7 +160,9 @@ def _enough(best: Sequence[Compared]) -> Compared:
 
 def _formats(requests: Sequence[Request], setup: Setup, record: Record) -> str:
     held = int(record.column("held").max(initial=0)) * setup.tokens_a_block
-    limited = record.column("waiting").any() or record.totals.refused
+    totals = record.totals
+    limited = bool(record.column("waiting").any() or totals.refused)
+    limited |= totals.queued_at_last_arrival > QUEUE * len(requests)
     endless = demand(requests, setup) if limited else None
     wanted = max(held, endless.tokens) if endless else held
     keyed = grouped(requests, setup.group) if _has_prefixes(requests) else None
@@ -216,21 +217,25 @@ def _limits(setup: Setup, record: Record, endless: Demand | None, wanted: int) -
         if count:
             said.append(f"In {count:,} steps requests waited for {lacked}.")
     said.append(
-        "Without a limit of memory, refused requests among them, they would hold at most "
-        f"{wanted:,} tokens."
+        "Without a limit of memory, for prefixes neither, and with the refused ones among them, "
+        f"they would hold at most {wanted:,} tokens."
     )
-    waiting = endless.totals.waiting_at_last_arrival
-    if waiting > QUEUE * len(endless.totals.waited_ms):
-        short = endless.totals.steps_short_of_budget / endless.steps
+    queued, still = totals.queued_at_last_arrival, endless.totals.queued_at_last_arrival
+    said.append(
+        f"When the last one had arrived, {queued:,} were queued; without a limit of memory "
+        f"{still:,} would be."
+    )
+    if still > QUEUE * len(endless.totals.waited_ms):
+        by_budget = endless.totals.steps_short_of_budget
         limit = (
             f"compute is the limit (`--budget` {policy.token_budget:,} tokens in `--step-ms` "
-            f"{policy.step_ms:g} ms; {short:.0%} of the steps left prompt tokens for later)"
-            if short > 0.5
+            f"{policy.step_ms:g} ms; {by_budget:,} steps left prompt tokens for later)"
+            if 2 * by_budget >= endless.totals.steps_short_of_rows
             else f"`--max-requests` {policy.max_requests:,} is the limit"
         )
         said.append(
-            f"Even then {waiting:,} requests would wait when the last arrives: {limit}, and the "
-            "number of GPUs below is what memory takes, not what keeps up with this traffic."
+            f"More memory does not end that queue: {limit}. The number of GPUs below is what "
+            "memory takes, not what keeps up with this traffic."
         )
     return " ".join(said)
 

@@ -230,12 +230,10 @@ class Demand:
 
     Attributes:
         tokens: that requests in progress hold at most, in whole blocks of all ranks.
-        steps: of the server.
         totals: what became of the requests; none was refused or waited for memory.
     """
 
     tokens: int
-    steps: int
     totals: Totals
 
 
@@ -247,8 +245,8 @@ def demand(requests: Sequence[Request], setup: Setup) -> Demand:
     most = max(1, sum(blocks[-setup.policy.max_requests :]))
     pool = BlockPool(2 * most, size, setup.group)
     server = Server(grouped(requests, setup.group), pool, setup.policy)
-    held = [pool.held_blocks for _ in server.steps()]
-    return Demand(max(held, default=0) * size, len(held), server.totals)
+    held = max((pool.held_blocks for _ in server.steps()), default=0)
+    return Demand(held * size, server.totals)
 
 
 def prefix_hits(requests: Sequence[Request], tokens: int, group: int = PREFIX_BLOCK) -> float:

@@ -67,7 +67,8 @@ class Totals:
         steps_short_of_memory, steps_short_of_rows: steps at whose start requests waited because
             the cache had no room for the first of them, or `max_requests` were in progress.
         steps_short_of_budget: steps that left prompt tokens of requests in progress for later.
-        waiting_at_last_arrival: requests, when the last one had arrived.
+        queued_at_last_arrival: requests that waited, or were in progress without a token computed,
+            in the first step after the last one had arrived.
         prompt_tokens, cached_tokens, generated_tokens: in all.
     """
 
@@ -77,7 +78,7 @@ class Totals:
     steps_short_of_memory: int = 0
     steps_short_of_rows: int = 0
     steps_short_of_budget: int = 0
-    waiting_at_last_arrival: int = 0
+    queued_at_last_arrival: int = 0
     finished: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -108,6 +109,7 @@ class Server:
     def steps(self) -> Iterator[Step]:
         """The steps until all requests have ended; steps with nothing to do are left out."""
         clock = 0.0
+        arriving = True
         while self._arriving or self._waiting or self._running:
             if not self._running and not self._waiting:
                 clock = max(clock, self._arriving[0].timestamp)
@@ -116,6 +118,10 @@ class Server:
             if not count:
                 continue
             self._share_budget(count)
+            if arriving and not self._arriving:
+                arriving = False
+                idle = count - int(np.count_nonzero(self._query[:count]))
+                self.totals.queued_at_last_arrival = len(self._waiting) + idle
             yield Step(
                 clock,
                 self._query[:count],
@@ -128,15 +134,12 @@ class Server:
             self._finish_step(count, clock)
 
     def _admit(self, clock: float) -> None:
-        arriving = bool(self._arriving)
         while self._arriving and self._arriving[0].timestamp <= clock:
             self._waiting.append(self._arriving.popleft())
         full = self._admit_waiting(clock)
         if self._waiting:
             self.totals.steps_short_of_memory += full
             self.totals.steps_short_of_rows += not full
-        if arriving and not self._arriving:
-            self.totals.waiting_at_last_arrival = len(self._waiting)
 
     def _admit_waiting(self, clock: float) -> bool:
         """Whether the cache had no room for the first of those that go on waiting."""
