@@ -155,7 +155,7 @@ class TestServer:
         assert computed[:4] == [[1, 7, 0, 0], [8, 0, 0], [8, 0, 0], [7, 1, 0]]
         assert server.totals.first_token_ms == [1.0, 4.0, 7.0, 8.0]
         assert server.totals.queued_at_last_arrival == 2
-        assert server.totals.steps_short_of_budget == 6
+        assert server.totals.steps_short_of_budget == 7
 
     @pytest.mark.parametrize("bad", [(8, 8, 1.0), (8, 0, 1.0), (8, 2, 0.0), (8, 2, float("inf"))])
     def test_refusals(self, bad):
