@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 PAD_SLOT = -1
 """The slot of a token whose row is not to be written."""
 MOST = int(np.iinfo(np.int32).max)
-TOKENS_AT_ONCE = 1 << 15
-"""Temporary arrays of so many tokens stay in a CPU's cache."""
+TOKENS_AT_ONCE = 1 << 13
+"""Temporary arrays of so many tokens stay in a CPU's cache, and the allocator keeps them."""
 
 
 @dataclass(frozen=True)
