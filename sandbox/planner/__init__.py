@@ -13,10 +13,11 @@ from sandbox.planner.batch import (
     token_positions,
     token_requests,
 )
-from sandbox.planner.chunks import Chunk, ContextPlan, RowPadding, plan_context_chunks
+from sandbox.planner.chunks import Chunk, ContextPlan, plan_context_chunks
 from sandbox.planner.context_parallel import ContextParallel
 from sandbox.planner.decode import DecodePlanner
 from sandbox.planner.packed import Packed, pack
+from sandbox.planner.pieces import RowPadding
 from sandbox.planner.plan import Plan, plan_step
 from sandbox.planner.report import Report, report
 from sandbox.planner.strategies import STRATEGIES

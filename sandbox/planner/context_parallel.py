@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sandbox.planner.batch import PAD_SLOT, offsets, require_policy, slot_mapping
-from sandbox.planner.chunks import RowPadding
+from sandbox.planner.pieces import RowPadding
 
 
 @dataclass(frozen=True)

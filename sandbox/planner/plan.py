@@ -17,14 +17,10 @@ from sandbox.planner.batch import (
     plan_batch,
     split_decodes_and_prefills,
 )
-from sandbox.planner.chunks import (
-    ContextPlan,
-    RowPadding,
-    bounds_in_chunks,
-    plan_context_chunks,
-)
+from sandbox.planner.chunks import ContextPlan, plan_context_chunks
 from sandbox.planner.context_parallel import ContextParallel
 from sandbox.planner.packed import Packed, pack
+from sandbox.planner.pieces import RowPadding, bounds_in_chunks
 from sandbox.planner.report import Report, report
 
 
@@ -114,8 +110,9 @@ def plan_step(
         padding, alignment = parallel.padding, parallel.alignment
     rules = {"decode_threshold": decode_threshold, "require_uniform": require_uniform}
     order = decodes_first(query, is_prefill=is_prefill, **rules).order
-    flags = None if is_prefill is None else np.asarray(is_prefill, bool)[order]
-    first = split_decodes_and_prefills(query[order], is_prefill=flags, **rules).num_decodes
+    flags = np.zeros(len(query), bool) if is_prefill is None else np.asarray(is_prefill, bool)
+    split = split_decodes_and_prefills(query[order], is_prefill=flags[order], **rules)
+    first = split.num_decodes
     chunks = plan_context_chunks(
         context[order[first:]],
         query[order[first:]],
@@ -132,7 +129,7 @@ def plan_step(
         block_size,
         parallel=parallel,
         rank=rank,
-        is_prefill=None if is_prefill is None else np.asarray(is_prefill, bool)[order],
+        is_prefill=flags[order],
         **rules,
         **batch_options,
     )

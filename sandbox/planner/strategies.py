@@ -11,23 +11,23 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sandbox.planner.chunks import Pieces, _Cutter, in_order
+from sandbox.planner.pieces import Cutter, Pieces, in_order
 
-Strategy = Callable[[np.ndarray, _Cutter], tuple[np.ndarray, Pieces]]
+Strategy = Callable[[np.ndarray, Cutter], tuple[np.ndarray, Pieces]]
 
 
-def as_given(context: np.ndarray, cutter: _Cutter) -> tuple[np.ndarray, Pieces]:
+def as_given(context: np.ndarray, cutter: Cutter) -> tuple[np.ndarray, Pieces]:
     """The requests as they are; each chunk is filled, by part of a request where need be."""
     return np.arange(len(context)), in_order(context, cutter)
 
 
-def context_first(context: np.ndarray, cutter: _Cutter) -> tuple[np.ndarray, Pieces]:
+def context_first(context: np.ndarray, cutter: Cutter) -> tuple[np.ndarray, Pieces]:
     """Requests without context go last, where they end no chunk early."""
     order = np.argsort(context == 0, kind="stable")
     return order, in_order(context[order], cutter)
 
 
-def fewest_merges(context: np.ndarray, cutter: _Cutter) -> tuple[np.ndarray, Pieces]:
+def fewest_merges(context: np.ndarray, cutter: Cutter) -> tuple[np.ndarray, Pieces]:
     """Requests that fit are not split: the longest first, each into the fullest chunk with room.
 
     A request beyond the workspace has chunks of its own but for its last part, which others join.
@@ -39,11 +39,11 @@ def fewest_merges(context: np.ndarray, cutter: _Cutter) -> tuple[np.ndarray, Pie
             as_given(context, cutter),
             context_first(context, cutter),
         ),
-        key=lambda plan: (plan[1].num_chunks, int((plan[1].start[plan[1].bounds[:-1]] > 0).sum())),
+        key=lambda plan: (plan[1].num_chunks, int(plan[1].continues.sum())),
     )
 
 
-def whole_requests(context: np.ndarray, cutter: _Cutter) -> tuple[np.ndarray, Pieces]:
+def whole_requests(context: np.ndarray, cutter: Cutter) -> tuple[np.ndarray, Pieces]:
     """The packing of `fewest_merges`, however many chunks it takes."""
     bins = _pack(context, cutter)
     order, request, start, length, counts = [], [], [], [], []
@@ -67,7 +67,7 @@ def whole_requests(context: np.ndarray, cutter: _Cutter) -> tuple[np.ndarray, Pi
     return np.array(order, np.int64), pieces
 
 
-def _pack(context: np.ndarray, cutter: _Cutter) -> list[tuple[list[int], list[int]]]:
+def _pack(context: np.ndarray, cutter: Cutter) -> list[tuple[list[int], list[int]]]:
     """Bins of best-fit decreasing: the cuts of the first request, and all requests of the last."""
     rows = cutter.padding.needed(context)
     order = np.argsort(-context, kind="stable")
@@ -88,11 +88,7 @@ def _pack(context: np.ndarray, cutter: _Cutter) -> list[tuple[list[int], list[in
         while cutter.padding.needed(left) > cutter.budget:
             cut = cutter.prefix(cutter.budget, left)
             if cut <= 0:
-                raise ValueError(
-                    f"the workspace of {cutter.budget} rows is too small: request {member} needs "
-                    f"{cutter.padding.needed(cutter.alignment)} rows for its first "
-                    f"{cutter.alignment} tokens"
-                )
+                raise cutter.too_small(member, left)
             cuts.append(cut)
             left -= cut
         bins.append(([*cuts, left], [member]))
