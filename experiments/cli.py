@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+
+VariantsOption = Annotated[
+    str | None, typer.Option(help="Names or patterns with commas: 'torch,raw_*'.")
+]
+VariantFileOption = Annotated[
+    list[Path] | None,
+    typer.Option(help="A Python file of yours whose decorators register variants."),
+]
+TargetOption = Annotated[
+    str | None,
+    typer.Option(
+        help="gpu, host, sim, cpu, with commas. By default the GPU, or without one all the others."
+    ),
+]
 
 console = Console()
 errors = Console(stderr=True)

@@ -16,7 +16,15 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments import report, tables
-from experiments.cli import console, run_as_script, say, stop
+from experiments.cli import (
+    TargetOption,
+    VariantFileOption,
+    VariantsOption,
+    console,
+    run_as_script,
+    say,
+    stop,
+)
 from experiments.fingerprint import command_line, fingerprint
 from experiments.plan import (
     BadOption,
@@ -39,13 +47,8 @@ def compare(
     ops: Annotated[
         list[str] | None, typer.Argument(metavar="[OP]", help="Ops to compare; all without one.")
     ] = None,
-    variants: Annotated[
-        str | None, typer.Option(help="Names or patterns with commas: 'torch,raw_*'.")
-    ] = None,
-    variant_file: Annotated[
-        list[Path] | None,
-        typer.Option(help="A Python file of yours whose decorators register variants."),
-    ] = None,
+    variants: VariantsOption = None,
+    variant_file: VariantFileOption = None,
     case: Annotated[
         str | None, typer.Option(help="Only cases whose name contains this (or is exactly this).")
     ] = None,
@@ -90,13 +93,7 @@ def compare(
             "and batches in them.",
         ),
     ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="gpu, host, sim, cpu, with commas. By default the GPU, or without one "
-            "all the others."
-        ),
-    ] = None,
+    target: TargetOption = None,
     quick: Annotated[
         bool,
         typer.Option(

@@ -19,7 +19,15 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from experiments.cli import console, run_as_script, say, stop
+from experiments.cli import (
+    TargetOption,
+    VariantFileOption,
+    VariantsOption,
+    console,
+    run_as_script,
+    say,
+    stop,
+)
 from experiments.fingerprint import command_line, fingerprint
 from experiments.plan import BadOption, chosen_targets, chosen_variants, parse_formats
 from experiments.results import FAILURES, Run, run_folder
@@ -44,20 +52,9 @@ def conformance(
     op: Annotated[
         str | None, typer.Option(help="concat_insert, gather, dequantize_context, with commas.")
     ] = None,
-    variants: Annotated[
-        str | None, typer.Option(help="Names or patterns with commas: 'torch,raw_*'.")
-    ] = None,
-    variant_file: Annotated[
-        list[Path] | None,
-        typer.Option(help="A Python file of yours whose decorators register variants."),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="gpu, host, sim, cpu, with commas. By default the GPU, or without one "
-            "all the others."
-        ),
-    ] = None,
+    variants: VariantsOption = None,
+    variant_file: VariantFileOption = None,
+    target: TargetOption = None,
     writer: Annotated[
         str | None,
         typer.Option(help="A function of yours, FILE.py:function or module:function."),

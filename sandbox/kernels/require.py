@@ -148,8 +148,3 @@ def integer(value: Any, name: str, least: int = 0) -> int:
     if value < least:
         raise ValueError(f"{name} is {value}, expected at least {least}")
     return int(value)
-
-
-def element_strides(value: Any) -> tuple[int, ...]:
-    """Strides in elements, one for each axis; 0 for an axis of length 1 is as good as any."""
-    return tuple(stride // value.dtype.itemsize for stride in value.strides)
