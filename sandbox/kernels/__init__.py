@@ -1,5 +1,6 @@
 """The ops that a user calls."""
 
+from sandbox.kernels.attention import decode_attention, prefill_attention
 from sandbox.kernels.concat_context import concat_context, concat_context_fp8
 from sandbox.kernels.concat_insert import (
     concat_insert,
@@ -20,8 +21,10 @@ __all__ = [
     "concat_insert_decode",
     "concat_insert_prefill",
     "concat_insert_prefill_fp8",
+    "decode_attention",
     "dequantize_context",
     "gather",
     "lse_merge",
     "lse_merge_k",
+    "prefill_attention",
 ]

@@ -8,8 +8,8 @@ import numpy as np
 
 from sandbox import arrays
 from sandbox.kernels import cache_arguments, require
+from sandbox.kernels.lse import LAYOUTS, NATURAL, lse_shape
 from sandbox.kernels.lse_merge import cases, cases_k, reference
-from sandbox.kernels.lse_merge.conventions import LAYOUTS, NATURAL, lse_shape
 from sandbox.kernels.op import Output, operation
 
 CODES = np.dtype(np.uint8)

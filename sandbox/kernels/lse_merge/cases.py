@@ -11,7 +11,7 @@ from sandbox.cache_formats import E4M3, Field
 from sandbox.dims import PRESETS, MLADims
 from sandbox.kernels import case as c
 from sandbox.kernels.case import Case, Workload
-from sandbox.kernels.lse_merge.conventions import by_token, lse_shape
+from sandbox.kernels.lse import by_token, lse_shape
 from sandbox.kernels.op import Cost, Tolerance
 
 ODD_HEAD = MLADims(5, 56, 18, 24, 8, 18)

@@ -11,6 +11,7 @@ from sandbox import arrays
 from sandbox.dims import PRESETS, MLADims
 from sandbox.kernels import case as c
 from sandbox.kernels.case import Case, Workload
+from sandbox.kernels.lse import by_token, lse_shape
 from sandbox.kernels.lse_merge.cases import (
     ODD_HEAD,
     SCALE,
@@ -25,7 +26,6 @@ from sandbox.kernels.lse_merge.cases import (
     unwritten,
     wide_rows,
 )
-from sandbox.kernels.lse_merge.conventions import by_token, lse_shape
 from sandbox.kernels.op import Cost, Tolerance
 
 

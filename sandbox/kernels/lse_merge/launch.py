@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sandbox import arrays
-from sandbox.kernels.lse_merge.conventions import NATURAL
+from sandbox.kernels.lse import NATURAL
 
 VECTOR_BYTES = 16
 

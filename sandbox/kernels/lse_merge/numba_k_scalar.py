@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from sandbox.kernels import numba_target
+from sandbox.kernels.lse import by_token
 from sandbox.kernels.lse_merge import lse_merge_k
-from sandbox.kernels.lse_merge.conventions import by_token
 from sandbox.kernels.lse_merge.numba_merge import present, rounder, scalars
 from sandbox.kernels.numba_columns import inverse
 from sandbox.kernels.numba_math import from_float32, to_float32

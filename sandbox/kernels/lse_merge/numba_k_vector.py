@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from sandbox.kernels import numba_target
+from sandbox.kernels.lse import by_token
 from sandbox.kernels.lse_merge import lse_merge_k
-from sandbox.kernels.lse_merge.conventions import by_token
 from sandbox.kernels.lse_merge.launch import lanes_for, vector_elements
 from sandbox.kernels.lse_merge.numba_k_scalar import lse_merger, summer
 from sandbox.kernels.lse_merge.numba_merge import present, rounder, scalars

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sandbox.cache_formats import E4M3
-from sandbox.kernels.lse_merge.conventions import by_token
+from sandbox.kernels.lse import by_token
 from sandbox.kernels.lse_merge.launch import base_factors
 from sandbox.kernels.numba_columns import array_or_empty, product
 from sandbox.kernels.numba_target import cuda

@@ -9,7 +9,7 @@ import numpy as np
 
 from sandbox import arrays
 from sandbox.cache_formats import E4M3
-from sandbox.kernels.lse_merge.conventions import NATURAL, by_token
+from sandbox.kernels.lse import NATURAL, by_token
 
 
 def lse_merge(

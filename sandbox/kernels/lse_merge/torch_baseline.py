@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from sandbox import arrays
+from sandbox.kernels.lse import NATURAL, by_token
 from sandbox.kernels.lse_merge import lse_merge, lse_merge_k
-from sandbox.kernels.lse_merge.conventions import NATURAL, by_token
 
 
 @lse_merge.variant("torch", kind="torch", baseline=True, preference=1)

@@ -1,0 +1,46 @@
+"""How an LSE is written: its base and the order of its axes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from sandbox import arrays
+
+NATURAL = {"e": 1.0, "2": math.log(2.0)}
+"""What turns an LSE of each base into a natural logarithm."""
+
+LAYOUTS = {"NT": ("heads", "tokens"), "TN": ("tokens", "heads")}
+
+REQUEST_LAYOUTS = {**LAYOUTS, "BNS": ("requests", "heads", "tokens of a request")}
+"""Those of an LSE of `B` requests with `S` tokens each, where `T = B * S`."""
+
+
+def lse_shape(state_shape: tuple[int, ...], layout: str) -> tuple[int, int]:
+    """Shape of the LSE of a state `[T, N, V]`."""
+    tokens, heads, _ = state_shape
+    return (heads, tokens) if layout == "NT" else (tokens, heads)
+
+
+def by_token(lse: Any, layout: str) -> Any:
+    """The LSE with tokens before heads in its last two axes: a view."""
+    return lse.swapaxes(-1, -2) if layout == "NT" else lse
+
+
+def request_lse_shape(state_shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """Shape of the LSE of a state `[B, S, N, V]`."""
+    requests, tokens, heads, width = state_shape
+    if layout == "BNS":
+        return requests, heads, tokens
+    return lse_shape((requests * tokens, heads, width), layout)
+
+
+def by_request(lse: Any, layout: str, requests: int, tokens: int) -> Any:
+    """The LSE of `B` requests with `S` tokens as `[B, S, N]`: a view."""
+    if layout == "BNS":
+        return lse.swapaxes(1, 2)
+    flat = by_token(lse, layout)
+    step, head = flat.strides
+    xp = arrays.namespace(flat)
+    shape = (requests, tokens, flat.shape[1])
+    return xp.lib.stride_tricks.as_strided(flat, shape, (tokens * step, step, head))
