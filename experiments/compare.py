@@ -122,7 +122,8 @@ def compare(
     """Is it right, and is it faster than what exists?
 
     Each variant is compared, whole tensor, with the float64 oracle; on a GPU those that are right
-    are then timed, all variants of a case in turn, against a copy of the same number of bytes.
+    are then timed, all variants of a case in turn, against a copy of the same number of bytes and,
+    where they compute, a large bf16 GEMM.
     Without a GPU the same CUDA sources run on the CPU ("host"), Numba kernels in the simulator
     ("sim"), torch on the CPU ("cpu"): correctness only. A variant that crashes is an ERROR in its
     row and spoils no other. The exit code is 1 if any variant is WRONG or ERROR.
@@ -163,10 +164,10 @@ def compare(
     if not sessions:
         reasons = "; ".join(left_out) or "no case or no variant is left by these options"
         raise stop(f"nothing to run: {reasons}")
+    gemm = gemm_ceiling(sessions)
     run = Run(run_folder("compare", out))
     try:
         interrupted = run_sessions(sessions, run)
-        gemm = None if interrupted else gemm_ceiling(sessions)
         write_results(run, gemm)
     finally:
         run.close()
@@ -255,16 +256,21 @@ def run_sessions(sessions: Sequence[Session], run: Run) -> bool:
 
 
 def gemm_ceiling(sessions: Sequence[Session]) -> float | str | None:
-    """TFLOP/s of a large bf16 GEMM on this GPU, or why it was not measured; None without a GPU."""
-    if not any(session.gpu and session.timed for session in sessions):
+    """TFLOP/s of a large bf16 GEMM on this GPU, which the sessions get to compare with, or why it
+    was not measured; None where nothing that computes is timed."""
+    if not any(session.needs_gemm for session in sessions):
         return None
     worker = WorkerProcess([], {}, 120.0)
     try:
-        return worker.ask("gemm")
+        with console.status("measuring a bf16 GEMM"):
+            measured = worker.ask("gemm")
     except (WorkerDied, TaskFailed) as failure:
         return f"not measured: {failure}"
     finally:
         worker.close()
+    for session in sessions:
+        session.gemm_tflop_per_s = measured
+    return measured
 
 
 def gemm_text(gemm: float | str) -> str:

@@ -24,7 +24,7 @@ from sandbox.kernels.cuda import device_info
 from sandbox.kernels.op import Op, Variant
 
 COPY = "copy"
-EAGER_CALLS, EAGER_BATCHES = 40, 5
+EAGER_CALLS, EAGER_BATCHES, EAGER_BATCH_US = 40, 5, 50_000.0
 JUDGED_SETS = 16
 Stage = Callable[[str], None]
 
@@ -199,11 +199,15 @@ def replay_in_turn(
 
 
 def eager_launch_us(call: Callable[[], Any]) -> float:
-    """Host time of a call of the op, over queues that are short enough never to be full."""
+    """Host time of a call of the op, over queues that are short enough never to be full.
+
+    Calls that keep the GPU busy for long are fewer.
+    """
+    calls = min(EAGER_CALLS, 1 + int(EAGER_BATCH_US / max(1.0, elapsed_us(call))))
     samples = []
     for _ in range(EAGER_BATCHES):
         cp.cuda.get_current_stream().synchronize()
-        samples.append(host_us(lambda: [call() for _ in range(EAGER_CALLS)]) / EAGER_CALLS)
+        samples.append(host_us(lambda: [call() for _ in range(calls)]) / calls)
     return measure.spread(samples).median
 
 

@@ -113,19 +113,47 @@ def spread(samples: Iterable[float]) -> Spread:
     return Spread(float(median), float(q25), float(q75))
 
 
+@dataclass(frozen=True)
+class Limit:
+    """The least time of a call, and which of "memory" and "compute" sets it."""
+
+    us: float
+    by: str
+
+
+def limit(copy_us: float | None, flops: int, gemm_tflop_per_s: float | None) -> Limit | None:
+    """The larger of two floors: a copy of as many bytes, and the FLOPs at the rate of a GEMM.
+
+    None where a floor that counts was not measured.
+    """
+    if not copy_us or (flops and not gemm_tflop_per_s):
+        return None
+    compute_us = flops / gemm_tflop_per_s / 1e6 if flops else 0.0
+    return Limit(compute_us, "compute") if compute_us > copy_us else Limit(copy_us, "memory")
+
+
 def rates(
     median_us: float,
     copy_us: float | None,
     baseline_us: float | None,
     bytes_moved: int,
     flops: int,
-) -> dict[str, float | None]:
-    """What follows from a median: GB/s, TFLOP/s, share of the copy's speed, speed-up."""
+    gemm_tflop_per_s: float | None = None,
+) -> dict[str, float | str | None]:
+    """What follows from a median: rates, shares of what the hardware can do, speed-up."""
+    tflop_per_s = flops / median_us / 1e6 if flops else None
+    floor = limit(copy_us, flops, gemm_tflop_per_s)
     return {
         "gb_per_s": bytes_moved / median_us / 1e3,
-        "tflop_per_s": flops / median_us / 1e6 if flops else None,
+        "tflop_per_s": tflop_per_s,
+        "percent_of_gemm": (
+            100 * tflop_per_s / gemm_tflop_per_s if tflop_per_s and gemm_tflop_per_s else None
+        ),
         "percent_of_copy": 100 * copy_us / median_us if copy_us else None,
         "copy_ratio": median_us / copy_us if copy_us else None,
+        "limit_us": floor.us if floor else None,
+        "limit_by": floor.by if floor else None,
+        "percent_of_limit": 100 * floor.us / median_us if floor else None,
         "speedup": baseline_us / median_us if baseline_us else None,
     }
 

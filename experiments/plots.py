@@ -1,4 +1,4 @@
-"""Pictures of a run: times and shares of the copy on a GPU, a correctness matrix elsewhere."""
+"""Pictures of a run: times and shares of the limit on a GPU, a correctness matrix elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,13 @@ def _save(figure: Figure, path: Path) -> Path:
 
 
 def _times(op: str, rows: Sequence[Row]) -> Figure:
-    """Median with quartiles, and share of the copy's speed, per variant and case."""
+    """Median with quartiles, and share of what the hardware can do, per variant and case.
+
+    That is the limit by copy and GEMM for an op that computes, else the copy.
+    """
+    computes = any(row.computes and row.limit_us for row in rows)
+    floor = "limit_us" if computes else "copy_us"
+    share = "percent_of_limit" if computes else "percent_of_copy"
     cases = list(dict.fromkeys(row.case for row in rows))
     variants = list(dict.fromkeys(row.variant for row in rows))
     height_in = 1.5 + 0.14 * len(cases) * (len(variants) + 1)
@@ -50,14 +56,15 @@ def _times(op: str, rows: Sequence[Row]) -> Figure:
         ]
         look = {"height": height, "color": colors[index % 20], "label": variant}
         times.barh(places, [row.median_us for row in own], xerr=spread, **look)
-        shares.barh(places, [row.percent_of_copy or 0 for row in own], **look)
+        shares.barh(places, [getattr(row, share) or 0 for row in own], **look)
     for place, case in enumerate(cases):
-        copy_us = next((row.copy_us for row in rows if row.case == case and row.copy_us), None)
-        if copy_us:
-            times.plot([copy_us, copy_us], [place - 0.45, place + 0.45], "k--", linewidth=1)
+        floor_us = next((getattr(row, floor) for row in rows if row.case == case), None)
+        if floor_us:
+            times.plot([floor_us, floor_us], [place - 0.45, place + 0.45], "k--", linewidth=1)
     times.set_xscale("log")
-    times.set_xlabel("median GPU time, us a launch; dashed: a copy of as many bytes")
-    shares.set_xlabel("% of the copy's speed")
+    dashed = "the limit by copy and GEMM" if computes else "a copy of as many bytes"
+    times.set_xlabel(f"median GPU time, us a launch; dashed: {dashed}")
+    shares.set_xlabel("% of the limit" if computes else "% of the copy's speed")
     shares.axvline(100, color="k", linestyle="--", linewidth=1)
     times.set_yticks(range(len(cases)), [_wrapped(case) for case in cases], fontsize=7)
     times.set_ylim(len(cases) - 0.5, -0.5)

@@ -27,7 +27,11 @@ a launch, from events around replays of a CUDA graph that are queued behind othe
 replays of all variants of a case take turns. L2 is "cold" where launches rotate over so many
 copies of the arrays that more than twice the L2 cache is touched between two uses of one. % of
 copy is the time of a device-to-device copy of the same number of bytes, measured in the same
-rounds, over the variant's. Variants whose quartiles overlap share a rank. Eager launch is the
+rounds, over the variant's. Ops that compute have a limit instead: the copy's time or that of their
+FLOPs at the rate of a bf16 GEMM of 8192 x 8192 x 8192, measured at the start of the run, whichever
+is longer, and % of limit is that time over the variant's. % of GEMM is TFLOP/s over the GEMM's, of
+products in bf16 whatever the variant's type: float32 has less to reach, codes of 8 bits may have
+more. Variants whose quartiles overlap share a rank. Eager launch is the
 host time of a call of the op from Python, on the case at hand. Host seconds are the time of a
 whole check on the CPU and say nothing about a GPU.
 """
@@ -47,7 +51,7 @@ def write(
                 code = base64.b64encode(picture.read_bytes()).decode()
                 parts.append(f'<p><img alt="{picture.stem}" src="data:image/png;base64,{code}">')
         for group in tables.by_case(own):
-            parts.append(_case(group))
+            parts.append(_case(group, tables.columns_for(own)))
     parts.append(f"<h2>How this was measured</h2><p>{escape(_HOW)}</p>")
     parts.append("<h2>Where</h2>" + _fingerprint(fingerprint))
     path.write_text("\n".join(parts) + "\n")
@@ -64,9 +68,7 @@ def _summary(rows: Sequence[Row], fingerprint: Mapping[str, Any]) -> str:
     return f"<p>{escape(where)}; {fingerprint['date']}; {escape(commit)}; {counts}.</p>{failed}"
 
 
-def _case(rows: Sequence[Row]) -> str:
-    columns = tables.columns_for(rows)
-
+def _case(rows: Sequence[Row], columns: Sequence[tables.Column]) -> str:
     def line(tag: str, cells: Sequence[str], status: str = "") -> str:
         marked = (
             f"<{tag}{' class=n' if column.right else ''}>{escape(cell)}</{tag}>"

@@ -40,7 +40,9 @@ class Timing:
 class Row:
     """One variant on one case on one target. Times are None unless it PASSED on a GPU.
 
-    `checked` says that the host runner ran its checked build in a shuffled schedule.
+    `checked` says that the host runner ran its checked build in a shuffled schedule. `limit_us` and
+    `limit_by` are `measure.limit` by the copy and the GEMM of the run; they are None where one was
+    not measured that they need.
     """
 
     op: str
@@ -70,9 +72,14 @@ class Row:
     q75_us: float | None = None
     gb_per_s: float | None = None
     tflop_per_s: float | None = None
+    percent_of_gemm: float | None = None
+    gemm_tflop_per_s: float | None = None
     percent_of_copy: float | None = None
     copy_ratio: float | None = None
     copy_us: float | None = None
+    limit_us: float | None = None
+    limit_by: str | None = None
+    percent_of_limit: float | None = None
     speedup: float | None = None
     rank: int | None = None
     eager_launch_us: float | None = None
@@ -90,6 +97,11 @@ class Row:
     @property
     def failed(self) -> bool:
         return self.status in FAILURES
+
+    @property
+    def computes(self) -> bool:
+        """Whether its FLOPs can matter: a GPU has more of them to spend than bytes."""
+        return self.flops > self.bytes
 
 
 COLUMNS = tuple(each.name for each in fields(Row))
@@ -116,8 +128,10 @@ def describe(case: Case) -> dict[str, Any]:
     }
 
 
-def with_times(rows: Iterable[Row], timings: Mapping[str, Timing]) -> list[Row]:
-    """The rows of one case with their times, what follows from them, and ranks.
+def with_times(
+    rows: Iterable[Row], timings: Mapping[str, Timing], gemm_tflop_per_s: float | None = None
+) -> list[Row]:
+    """The rows of one case with their times, what follows from them and a GEMM's rate, and ranks.
 
     A row that has not PASSED on a GPU gets no time, whatever `timings` holds.
     """
@@ -141,7 +155,10 @@ def with_times(rows: Iterable[Row], timings: Mapping[str, Timing]) -> list[Row]:
         replace(
             row,
             rank=ranks.get(row.variant),
-            **measure.rates(row.median_us, row.copy_us, baseline, row.bytes, row.flops),
+            gemm_tflop_per_s=gemm_tflop_per_s,
+            **measure.rates(
+                row.median_us, row.copy_us, baseline, row.bytes, row.flops, gemm_tflop_per_s
+            ),
         )
         if row.median_us is not None
         else row
@@ -178,7 +195,7 @@ def run_folder(experiment: str, chosen: Path | None) -> Path:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """The rows that a run wrote to `folder`."""
+    """The rows that a run wrote to `folder`; what an older one did not write yet is None."""
     lines = (folder / "rows.jsonl").read_text().splitlines()
     rows = []
     for line in lines:

@@ -37,6 +37,7 @@ class Session:
         reproduce: the command that makes one row again, from a case name, variant and target.
         timed: whether variants that pass are timed.
         checked: whether the host runner checks every access, in a shuffled schedule.
+        gemm_tflop_per_s: a large GEMM's rate in this run, which FLOPs are compared with.
         on_progress: called with steps done and words for what comes next.
     """
 
@@ -48,6 +49,7 @@ class Session:
     variant_files: Sequence[Path] = ()
     timed: bool = True
     checked: bool = False
+    gemm_tflop_per_s: float | None = None
     budget_s: float = 0.5
     timeout_s: float = 300.0
     on_progress: Callable[[int, str], None] = lambda done, text: None
@@ -61,6 +63,12 @@ class Session:
     def steps(self) -> int:
         """Steps that `on_progress` will count."""
         return len(self.problems) * (len(self.variants) + (self.gpu and self.timed))
+
+    @property
+    def needs_gemm(self) -> bool:
+        """Whether times of it are compared with a GEMM's rate."""
+        timed = self.gpu and self.timed
+        return timed and any(self.op.cost(problem.case).flops for problem in self.problems)
 
     def run(self) -> Iterator[list[Row]]:
         """The rows of each case, as cases are finished."""
@@ -173,7 +181,7 @@ class Session:
                 )
             timings = {name: Timing(**columns) for name, columns in answer["timings"].items()}
             break
-        return with_times(by_variant.values(), timings)
+        return with_times(by_variant.values(), timings, self.gemm_tflop_per_s)
 
 
 def _blame(rows: dict[str, Row], waiting: list[str], variant: str | None, message: str) -> None:

@@ -40,7 +40,7 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:.{max(0, digits - magnitude)}f}"
 
 
-GPU_COLUMNS = (
+_BEFORE_SHARES = (
     Column("", lambda row: str(row.rank or "")),
     Column("variant", lambda row: row.variant, right=False),
     Column("status", lambda row: row.status, right=False),
@@ -48,13 +48,27 @@ GPU_COLUMNS = (
     Column("median\nus", lambda row: number(row.median_us)),
     Column("IQR\nus", lambda row: number(row.iqr_us, 2)),
     Column("GB/s", lambda row: number(row.gb_per_s)),
-    Column("% of\ncopy", lambda row: number(row.percent_of_copy)),
-    Column("time/\ncopy", lambda row: number(row.copy_ratio)),
+)
+_AFTER_SHARES = (
     Column("x\nbaseline", lambda row: number(row.speedup)),
     Column("eager\nlaunch us", lambda row: number(row.eager_launch_us)),
     Column("L2", lambda row: row.l2 or ""),
     Column("by", lambda row: row.method or ""),
 )
+GPU_COLUMNS = (
+    *_BEFORE_SHARES,
+    Column("% of\ncopy", lambda row: number(row.percent_of_copy)),
+    Column("time/\ncopy", lambda row: number(row.copy_ratio)),
+    *_AFTER_SHARES,
+)
+COMPUTE_COLUMNS = (
+    *_BEFORE_SHARES,
+    Column("TFLOP/s", lambda row: number(row.tflop_per_s)),
+    Column("% of\nGEMM", lambda row: number(row.percent_of_gemm)),
+    Column("% of\nlimit", lambda row: number(row.percent_of_limit)),
+    *_AFTER_SHARES,
+)
+"""Those of an op whose FLOPs can matter; a copy alone is no limit of it."""
 CPU_COLUMNS = (
     Column("variant", lambda row: row.variant, right=False),
     Column("target", lambda row: row.target, right=False),
@@ -65,7 +79,9 @@ CPU_COLUMNS = (
 
 
 def columns_for(rows: Sequence[Row]) -> tuple[Column, ...]:
-    return GPU_COLUMNS if any(row.target == "gpu" for row in rows) else CPU_COLUMNS
+    if not any(row.target == "gpu" for row in rows):
+        return CPU_COLUMNS
+    return COMPUTE_COLUMNS if any(row.computes for row in rows) else GPU_COLUMNS
 
 
 def by_case(rows: Iterable[Row]) -> list[list[Row]]:
@@ -81,8 +97,8 @@ def title(name: str, rows: Iterable[Row]) -> str:
     return f"{name} ({CHECKED})" if any(row.checked for row in rows) else name
 
 
-def case_heading(rows: Sequence[Row]) -> str:
-    """The case in words: its name, size, the copy's time, and how it was scaled."""
+def case_parts(rows: Sequence[Row]) -> list[str]:
+    """The case in words: its name, size, the limit or the copy's time, and how it was scaled."""
     row = rows[0]
     work = row.workload
     parts = [
@@ -90,12 +106,31 @@ def case_heading(rows: Sequence[Row]) -> str:
         f"{work['requests']} requests, {work['context_tokens']} context + "
         f"{work['query_tokens']} query tokens, {number(row.bytes / 1e6)} MB",
     ]
-    copy_us = next((each.copy_us for each in rows if each.copy_us), None)
-    if copy_us:
-        parts.append(f"copy of as many bytes {number(copy_us)} us")
+    timed = next((each for each in rows if each.copy_us), None)
+    if timed:
+        parts.append(limit(timed))
     if row.scaled:
         parts.append(row.scaled)
-    return "; ".join(parts)
+    return parts
+
+
+def case_heading(rows: Sequence[Row]) -> str:
+    """The case in words, in one line."""
+    return "; ".join(case_parts(rows))
+
+
+def limit(row: Row) -> str:
+    """The least time of a timed row's case, what sets it, and what does not."""
+    copy = f"{number(row.copy_us)} us"
+    if not (row.computes and row.limit_us):
+        return f"copy of as many bytes {copy}"
+    small = row.flops < 1e8
+    work = f"{number(row.flops / (1e6 if small else 1e9))} {'MFLOP' if small else 'GFLOP'}"
+    compute = f"{work} at {number(row.gemm_tflop_per_s)} TFLOP/s"
+    if row.limit_by == "compute":
+        return f"limit {number(row.limit_us)} us (compute: {compute}; copy {copy})"
+    compute_us = number(row.flops / row.gemm_tflop_per_s / 1e6)
+    return f"limit {copy} (memory: copy of as many bytes; {compute} {compute_us} us)"
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
@@ -176,11 +211,24 @@ def text_lines(op: str, rows: Sequence[Row], width: int = 118) -> Iterator[tuple
     for level in range(max(map(len, headings))):
         yield "bold", line(h[level] if level < len(h) else "" for h in headings)
     for group in by_case(rows):
-        yield "cyan", case_heading(group)
+        for part in _filled(case_parts(group), width):
+            yield "cyan", part
         for row in group:
             yield STYLES[row.status], line(cells[id(row)])
         for remark in remarks(group):
             yield "dim", f"{gap}{remark}"
+
+
+def _filled(parts: Sequence[str], width: int) -> Iterator[str]:
+    """Lines of as many parts as fit; all but the first line are indented."""
+    held = parts[0]
+    for part in parts[1:]:
+        if len(held) + len(part) + 3 > width:
+            yield held + ";"
+            held = "  " + part
+        else:
+            held += "; " + part
+    yield held
 
 
 def text_table(op: str, rows: Sequence[Row]) -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments import results
+from experiments import compare as compare_module
+from experiments import results, tables
 from experiments.__main__ import app
 from experiments.results import COLUMNS, STATUSES, read_rows
 from experiments.session import Problem, Session
@@ -233,16 +234,22 @@ class ScriptedWorker:
         pass
 
 
-def timed_rows(worker):
-    variants = [("raw_element", "gpu"), ("raw_warp", "gpu"), ("raw_tile", "gpu")]
-    case = next(iter(OPS["gather"].cases("compare")))
-    steps = []
-    made = Session(
-        OPS["gather"],
+def gpu_session(op, variants, **options):
+    return Session(
+        OPS[op],
         gpu=True,
-        variants=variants,
-        problems=[Problem(case)],
+        variants=[(name, "gpu") for name in variants],
+        problems=[Problem(next(iter(OPS[op].cases("compare"))))],
         reproduce=lambda *row: "again",
+        **options,
+    )
+
+
+def timed_rows(worker):
+    steps = []
+    made = gpu_session(
+        "gather",
+        ["raw_element", "raw_warp", "raw_tile"],
         on_progress=lambda done, text: steps.append(done),
     )
     made.worker = worker
@@ -298,6 +305,55 @@ def test_outputs_that_are_wrong_after_the_timed_loop_take_the_time_away():
     assert "after the timed loop: row 3 differs" in rows["raw_tile"].message
     assert rows["raw_tile"].median_us is None
     assert rows["raw_warp"].median_us == 1.5
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [(800.0, 800.0), (TaskFailed("OutOfMemoryError", None), "not measured: OutOfMemoryError")],
+)
+def test_rows_are_compared_with_a_gemm_measured_before_them(monkeypatch, answer, expected):
+    class Gemm(ScriptedWorker):
+        asked = 0
+
+        def __init__(self, *arguments):
+            super().__init__()
+
+        def ask(self, task, on_stage=None, **arguments):
+            if task != "gemm":
+                return super().ask(task, on_stage, **arguments)
+            Gemm.asked += 1
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    monkeypatch.setattr(compare_module, "WorkerProcess", Gemm)
+    moves = gpu_session("gather", ["reference"])
+    assert compare_module.gemm_ceiling([moves]) is None
+    untimed = gpu_session("prefill_attention", ["reference"], timed=False)
+    assert compare_module.gemm_ceiling([moves, untimed]) is None
+    assert Gemm.asked == 0
+    computes = gpu_session("prefill_attention", ["reference"])
+    assert compare_module.gemm_ceiling([moves, computes, untimed]) == expected
+    assert Gemm.asked == 1
+    computes.worker = Gemm()
+    ((row,),) = computes.run()
+    assert row.median_us == 1.5
+    assert row.gemm_tflop_per_s == (expected if isinstance(expected, float) else None)
+    assert row.percent_of_gemm == (
+        pytest.approx(row.flops / 1.5 / 800e4) if isinstance(expected, float) else None
+    )
+
+
+@pytest.mark.parametrize("name", ["2026-11-30-formats", "2026-11-30-raw-samples"])
+def test_rows_of_older_runs_are_read(name):
+    rows = read_rows(ROOT / "results" / "h200" / name)
+    assert len(rows) > 80
+    assert {row.limit_us for row in rows} == {row.percent_of_gemm for row in rows} == {None}
+    assert all(row.percent_of_copy > 0 for row in rows if row.median_us)
+    for op in {row.op for row in rows}:
+        table = tables.text_table(op, [row for row in rows if row.op == op])
+        assert "% of limit" not in table
+        assert "copy of as many bytes" in table
 
 
 def test_a_variant_file_that_does_not_import_is_named(tmp_path):

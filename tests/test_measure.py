@@ -74,19 +74,41 @@ def test_spread_is_median_and_quartiles():
 
 
 def test_rates():
-    found = measure.rates(4.0, 3.0, 10.0, bytes_moved=8_000_000, flops=12_000_000)
+    found = measure.rates(4.0, 3.0, 10.0, 8_000_000, flops=12_000_000, gemm_tflop_per_s=5.0)
     assert found == {
         "gb_per_s": 2000.0,
         "tflop_per_s": 3.0,
+        "percent_of_gemm": pytest.approx(60),
         "percent_of_copy": 75.0,
         "copy_ratio": pytest.approx(4 / 3),
+        "limit_us": 3.0,
+        "limit_by": "memory",
+        "percent_of_limit": 75.0,
         "speedup": 2.5,
     }
     alone = measure.rates(4.0, None, None, bytes_moved=8, flops=0)
-    assert alone["speedup"] is alone["percent_of_copy"] is alone["tflop_per_s"] is None
+    assert set(alone) == set(found)
+    assert {name for name, value in alone.items() if value is not None} == {"gb_per_s"}
 
 
-def row(variant, status="PASSED", target="gpu", baseline=False):
+@pytest.mark.parametrize(
+    ("copy_us", "flops", "gemm", "expected"),
+    [
+        (3.0, 12_000_000, 5.0, measure.Limit(3.0, "memory")),
+        (2.0, 12_000_000, 5.0, measure.Limit(2.4, "compute")),
+        (3.0, 0, 5.0, measure.Limit(3.0, "memory")),
+        (3.0, 0, None, measure.Limit(3.0, "memory")),
+        (3.0, 12_000_000, None, None),
+        (None, 12_000_000, 5.0, None),
+    ],
+)
+def test_the_limit_is_the_larger_floor_and_none_where_one_is_unknown(
+    copy_us, flops, gemm, expected
+):
+    assert measure.limit(copy_us, flops, gemm) == expected
+
+
+def row(variant, status="PASSED", target="gpu", baseline=False, flops=0):
     return Row(
         op="gather",
         variant=variant,
@@ -103,7 +125,7 @@ def row(variant, status="PASSED", target="gpu", baseline=False):
         size="small",
         seed=0,
         bytes=4_000_000,
-        flops=0,
+        flops=flops,
         reproduce="again",
         status=status,
         check_host_seconds=0.5,
@@ -130,6 +152,21 @@ def test_rows_get_times_speedups_and_ranks():
     assert fast.samples_us == (2.0, 2.0, 2.4)
     assert slow.speedup == 1.0
     assert untimed.median_us is None
+
+
+def test_rows_that_compute_get_shares_of_the_gemm_and_of_the_limit():
+    rows = [row("fast", flops=3_200_000_000), row("untimed", flops=3_200_000_000), row("moves")]
+    timings = {name: timing(8.0) for name in ("fast", "moves")}
+    fast, untimed, moves = with_times(rows, timings, gemm_tflop_per_s=800.0)
+    assert fast.tflop_per_s == fast.percent_of_gemm * 8 == 400.0
+    assert (fast.limit_us, fast.limit_by, fast.percent_of_limit) == (4.0, "compute", 50.0)
+    assert fast.gemm_tflop_per_s == 800.0
+    assert untimed.percent_of_gemm is untimed.limit_us is untimed.gemm_tflop_per_s is None
+    assert moves.tflop_per_s is moves.percent_of_gemm is None
+    assert (moves.limit_us, moves.limit_by, moves.percent_of_limit) == (2.0, "memory", 25.0)
+    (unknown,) = with_times(rows[:1], timings)
+    assert unknown.tflop_per_s == 400.0
+    assert unknown.percent_of_gemm is unknown.limit_us is unknown.percent_of_limit is None
 
 
 @pytest.mark.parametrize("status", ["WRONG", "ERROR", "UNAVAILABLE"])
@@ -159,12 +196,16 @@ def test_ranks_ignore_a_host_row_that_claims_a_time():
     assert measure.ranks([claims]) == {}
 
 
-def test_gpu_table_fits_a_terminal():
-    rows = [row("numba_vector_wide"), row("raw_two_rows_each", "UNAVAILABLE")]
-    slow = Timing((123456.7, 123999.0), 4, 2, "cold", "graph", 9876.5, 123.4)
-    lines = [
-        line for _, line in tables.text_lines("gather", with_times(rows, {rows[0].variant: slow}))
+@pytest.mark.parametrize("flops", [0, 40_000_000_000_000])
+def test_gpu_table_fits_a_terminal(flops):
+    rows = [
+        row("numba_vector_wide", flops=flops),
+        row("raw_two_rows_each", "UNAVAILABLE", flops=flops),
     ]
+    rows = [replace(each, case="deepseek_v3-bfloat16-64x8192-block_size=64" * 2) for each in rows]
+    slow = Timing((123456.7, 123999.0), 4, 2, "cold", "graph", 9876.5, 123.4)
+    timed = with_times(rows, {rows[0].variant: slow}, 793.2)
+    lines = [line for _, line in tables.text_lines("gather", timed)]
     assert max(map(len, lines)) <= 120
     assert "123728" in lines[-2]
 
@@ -296,6 +337,14 @@ def test_a_graph_that_does_nothing_is_wrong_after_the_loop(timing_module):
     found, _ = run_timing(timing_module, [reference_as("empty_graph")])
     assert found["timings"] == {}
     assert "must match bit for bit" in found["wrong"]["empty_graph"]
+
+
+def test_calls_that_keep_a_gpu_busy_are_few(timing_module, monkeypatch):
+    for busy_us, calls in ((0.0, 40), (20.0, 40), (5_000.0, 11), (3e6, 1)):
+        monkeypatch.setattr(timing_module, "elapsed_us", lambda call, us=busy_us: us)
+        made = []
+        assert timing_module.eager_launch_us(lambda made=made: made.append(1)) > 0
+        assert len(made) == calls * timing_module.EAGER_BATCHES
 
 
 def test_a_failing_variant_is_blamed_by_name(timing_module):
