@@ -49,10 +49,23 @@ __device__ __forceinline__ void unpack_integers(const Vector<BYTES>& from, float
   }
 }
 
+// Where rows lie: in the cache, or copied to shared memory.
+struct GlobalMemory {
+  template <int BYTES> static __device__ __forceinline__ Vector<BYTES> load(const void* address) {
+    return load_ahead<BYTES>(address);
+  }
+};
+struct SharedMemory {
+  template <int BYTES> static __device__ __forceinline__ Vector<BYTES> load(const void* address) {
+    return *static_cast<const Vector<BYTES>*>(address);
+  }
+};
+
 // Count values from `column` on of a row with Latent and Rope values. Count divides Latent, Rope
 // and `column`, and is even where two codes share a byte. A row is read in accesses of ACCESS
 // bytes, of which its address and, in fp8_ds_mla, its keys' offset must be multiples.
-template <CacheFormat Format, int Latent, int Rope, int Count> struct RowReader {
+template <CacheFormat Format, int Latent, int Rope, int Count, class From = GlobalMemory>
+struct RowReader {
   using Layout = RowLayout<Format, Latent, Rope>;
   static constexpr int VALUES = Latent + Rope;
   static constexpr int ACCESS = Count / Layout::CODES_A_BYTE;
@@ -71,17 +84,17 @@ template <CacheFormat Format, int Latent, int Rope, int Count> struct RowReader 
     if constexpr (Layout::TILED) {
       if (column >= Latent) {
         const char* key = row + Layout::KEY + 2 * (column - Latent);
-        piece.bits[0] = load_ahead<ACCESS>(key);
-        piece.bits[1] = load_ahead<ACCESS>(key + ACCESS);
+        piece.bits[0] = From::template load<ACCESS>(key);
+        piece.bits[1] = From::template load<ACCESS>(key + ACCESS);
         return piece;
       }
     }
-    piece.bits[0] = load_ahead<ACCESS>(row + column / Layout::CODES_A_BYTE);
+    piece.bits[0] = From::template load<ACCESS>(row + column / Layout::CODES_A_BYTE);
     if constexpr (HAS_TENSOR_SCALE) {
       piece.scale = tensor_scale;
     } else {
       const int scale = Layout::TILED ? column / DS_MLA_TILE : column >= Latent;
-      piece.scale = __uint_as_float(load_ahead<4>(row + Layout::SCALES + 4 * scale));
+      piece.scale = __uint_as_float(From::template load<4>(row + Layout::SCALES + 4 * scale));
     }
     return piece;
   }
