@@ -1,0 +1,42 @@
+"""The tensor-core prefill on every tiling, whatever the problem would get."""
+
+import numpy as np
+import pytest
+
+from sandbox.dims import PRESETS
+from sandbox.kernels import OPS, conformance
+from sandbox.kernels.attention import prefill_cases, raw_prefill_mma
+from sandbox.kernels.case import Case, Workload
+from sandbox.kernels.case import dtypes as named
+from sandbox.kernels.cuda import host_options
+from sandbox.kernels.cuda.host_runner import unavailable_reason
+
+OP = OPS["prefill_attention"]
+VARIANT = OP.variants["raw_mma"]
+Tiling = raw_prefill_mma.Tiling
+TILINGS = [*raw_prefill_mma.TILINGS, Tiling(2, 8, 64, 2, 1), Tiling(2, 8, 64, 2, 2)]
+
+needs_host = pytest.mark.skipif(bool(unavailable_reason()), reason=str(unavailable_reason()))
+
+
+def problems():
+    bf16 = named("bfloat16")[0]
+    ragged = Workload("ragged", (70, 0, 0, 3, 300), (90, 1, 0, 64, 40))
+    wide = prefill_cases.WIDE_VALUES
+    tiny = PRESETS["tiny"]
+    yield Case(wide, "wide_values", bf16, ragged, {"spare": 5, "sharp": 8.0})
+    yield Case(wide, "wide_values", bf16, ragged, {"causal": False, "views": True})
+    yield Case(tiny, "tiny", bf16, ragged, {"fp8": True, "spare": 1, "views": True})
+
+
+@needs_host
+@pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: "-".join(map(str, t)))
+@pytest.mark.parametrize("case", list(problems()), ids=lambda case: case.name)
+@pytest.mark.parametrize("seed", [None, 3])
+def test_every_tiling_computes_the_same(monkeypatch, tiling, case, seed):
+    if case.options.get("fp8") and tiling.k_stages > 1:
+        pytest.skip("codes have a second stage of their own")
+    monkeypatch.setattr(raw_prefill_mma, "TILINGS", (tiling,))
+    with host_options(seed=seed):
+        outcome = conformance.run(OP, VARIANT, case, np)
+    assert outcome.status == "PASSED", outcome.message
