@@ -53,6 +53,7 @@ __device__ __forceinline__ unsigned int pack_pair(float low, float high, __nv_bf
   memcpy(&bits, &pair, sizeof(bits));
   return bits;
 }
+__device__ __forceinline__ unsigned int pack_pair(float, float, float) { return 0; }  // never staged
 __device__ __forceinline__ unsigned int pack_pair(float low, float high, __half) {
   const __half2 pair = __floats2half2_rn(low, high);
   unsigned int bits;
@@ -273,6 +274,24 @@ __device__ __forceinline__ void hide_unseen(Scores& scores, const Work& work, in
   }
 }
 
+using RowMaxima = float[M_TILES][2];
+
+// Of the thread's own columns.
+__device__ __forceinline__ void find_maxima(RowMaxima& top, const Scores& scores) {
+#pragma unroll
+  for (int m = 0; m < M_TILES; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float most = fmaxf(scores[m][0][half * 2], scores[m][0][half * 2 + 1]);
+#pragma unroll
+      for (int n = 1; n < BLOCK_K / 8; ++n) {
+        most = fmaxf(most, fmaxf(scores[m][n][half * 2], scores[m][n][half * 2 + 1]));
+      }
+      top[m][half] = most;
+    }
+  }
+}
+
 // A row's weights are 2 ** (score * scale - reference). The reference is not always the largest
 // scaled score: it follows only when one is larger by more than SLACK, which no sum overflows for
 // and which spares most tiles the exchange between lanes and the scaling of sums.
@@ -292,20 +311,13 @@ struct Softmax {
     }
   }
 
-  __device__ __forceinline__ void raise(const Scores& scores, Sums& sums) {
-    float top[M_TILES][2];
+  __device__ __forceinline__ void raise(const RowMaxima& top, Sums& sums) {
     bool higher = false;
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float most = fmaxf(scores[m][0][half * 2], scores[m][0][half * 2 + 1]);
-#pragma unroll
-        for (int n = 1; n < BLOCK_K / 8; ++n) {
-          most = fmaxf(most, fmaxf(scores[m][n][half * 2], scores[m][n][half * 2 + 1]));
-        }
-        top[m][half] = most;
-        higher |= fmaf(most, scale, -reference[m][half]) > SLACK;
+        higher |= fmaf(top[m][half], scale, -reference[m][half]) > SLACK;
       }
     }
     if (!__any_sync(0xffffffffu, higher)) return;
@@ -341,6 +353,14 @@ struct Softmax {
     return pack_pair(low, high, Number());
   }
 
+  __device__ __forceinline__ void weigh(Weights& weights, const Scores& scores, int keys) {
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) weights[m][i] = weigh(scores, keys, m, i);
+    }
+  }
+
   __device__ __forceinline__ float whole_total(int m, int half) const {
     float sum = total[m][half];
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
@@ -354,8 +374,7 @@ __device__ __forceinline__ void add_values(Sums& sums, Softmax& softmax, const S
                                            const char* values, int value_place) {
   constexpr int BLOCKS = ValueTile::PADDED / 16, STEPS = BLOCK_K / 16, MADE = 4 * M_TILES;
   Weights weights;
-#pragma unroll
-  for (int i = 0; i < MADE; ++i) weights[i / 4][i % 4] = softmax.weigh(scores, 0, i / 4, i % 4);
+  softmax.weigh(weights, scores, 0);
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {
     Weights next;
@@ -386,6 +405,7 @@ __device__ __forceinline__ void add_values(Sums& sums, Softmax& softmax, const S
   }
 }
 
+// Rows of the result by columns as the sums lie in registers.
 __device__ __forceinline__ void store_row(RESULT* out, const Sums& sums, int m, int half,
                                           float factor) {
   constexpr int PAIR_BYTES = 2 * int(sizeof(RESULT));
@@ -393,12 +413,50 @@ __device__ __forceinline__ void store_row(RESULT* out, const Sums& sums, int m, 
   for (int n = 0; n < V_DIM / 8; ++n) {
     const float pair[2] = {sums[m][n][half * 2] * factor, sums[m][n][half * 2 + 1] * factor};
     RESULT* const to = out + n * 8 + threadIdx.x % 4 * 2;
-    if constexpr (OUT_PAIRS) {
+    if constexpr (OUT_ELEMENTS > 1) {
       *reinterpret_cast<Vector<PAIR_BYTES>*>(to) = pack<RESULT, PAIR_BYTES>(pair);
     } else {
       to[0] = from_float<RESULT>(pair[0]);
       to[1] = from_float<RESULT>(pair[1]);
     }
+  }
+}
+
+// 16-bit results leave by whole chunks, from the warp's own rows of the query tile, which nobody
+// else has to do with.
+constexpr bool STAGED = OUT_ELEMENTS == 8 && sizeof(RESULT) == 2 &&
+                        Tile<BLOCK_Q, V_DIM>::PANELS <= QueryTile::PANELS;
+
+__device__ __forceinline__ void stage_row(char* shared, const Sums& sums, int m, int half,
+                                          float factor) {
+#pragma unroll
+  for (int n = 0; n < V_DIM / 8; ++n) {
+    const float pair[2] = {sums[m][n][half * 2] * factor, sums[m][n][half * 2 + 1] * factor};
+    char* const chunk = shared + Tile<BLOCK_Q, V_DIM>::chunk(own_row(m, half), n);
+    reinterpret_cast<unsigned int*>(chunk)[threadIdx.x % 4] = pack_pair(pair[0], pair[1], RESULT());
+  }
+}
+
+__device__ __forceinline__ void store_staged(RESULT* out, long long stride, const char* shared,
+                                             int rows) {
+  constexpr int CHUNKS = V_DIM / 8;
+  constexpr int LANES = CHUNKS > 16 ? 32 : CHUNKS > 8 ? 16 : CHUNKS > 4 ? 8 : 4;  // for a row
+  constexpr int STEP = 32 / LANES, STEPS = WARP_ROWS / STEP;
+  const int lane = threadIdx.x % 32, chunk = lane % LANES;
+  const int first = threadIdx.x / 32 * WARP_ROWS + lane / LANES;
+  __syncwarp();
+  if (chunk >= CHUNKS) return;
+  uint4 values[STEPS];
+#pragma unroll
+  for (int i = 0; i < STEPS; ++i) {
+    const int place = Tile<BLOCK_Q, V_DIM>::chunk(first + i * STEP, chunk);
+    values[i] = *reinterpret_cast<const uint4*>(shared + place);
+  }
+  out += first * stride + chunk * 8;
+#pragma unroll
+  for (int i = 0; i < STEPS; ++i) {
+    if (i * STEP < rows - first) __stcg(reinterpret_cast<uint4*>(out), values[i]);
+    out += STEP * stride;
   }
 }
 
@@ -454,8 +512,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     feed.keys(first);
     if (sees) {
       score(scores, shared, feed.key_tile(first), fresh(query_place), fresh(key_place));
-      if (first + BLOCK_K + (CAUSAL ? WARP_ROWS - 1 : 0) > some_see) hide_unseen(scores, work, first);
-      softmax.raise(scores, sums);
+      RowMaxima top;
+      find_maxima(top, scores);  // ahead of the branch, under way of the last products
+      if (first + BLOCK_K + (CAUSAL ? WARP_ROWS - 1 : 0) > some_see) {
+        hide_unseen(scores, work, first);
+        find_maxima(top, scores);
+      }
+      softmax.raise(top, sums);
     }
     feed.values(first);
     if (sees) {
@@ -464,22 +527,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
   }
 
+  if constexpr (STAGED) __syncwarp();  // the warp has read its queries
   const float value_scale = CODES ? __ldg(v_descale) : 1.0f;
+  out += work.first_query * strides.out.token + work.head * strides.out.head;
+  out_lse += work.first_query * strides.lse.token + work.head * strides.lse.head;
 #pragma unroll
   for (int m = 0; m < M_TILES; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float total = softmax.whole_total(m, half);
       const int row = own_row(m, half);
-      if (row >= work.queries) continue;
-      const long long query = work.first_query + row;
       const bool empty = total == 0.0f;
-      store_row(out + query * strides.out.token + work.head * strides.out.head, sums, m, half,
-                empty ? 0.0f : __fdividef(value_scale, total));
-      if (out_lse != nullptr && threadIdx.x % 4 == 0) {
-        out_lse[query * strides.lse.token + work.head * strides.lse.head] =
+      const float factor = empty ? 0.0f : __fdividef(value_scale, total);
+      if constexpr (STAGED) {
+        stage_row(shared, sums, m, half, factor);
+      } else if (row < work.queries) {
+        store_row(out + row * strides.out.token, sums, m, half, factor);
+      }
+      if (HAS_LSE && row < work.queries && threadIdx.x % 4 == 0) {
+        out_lse[row * strides.lse.token] =
             empty ? NEGATIVE_INFINITY : (softmax.reference[m][half] + log2f(total)) * lse_factor;
       }
     }
   }
+  if constexpr (STAGED) store_staged(out, strides.out.token, shared, work.queries);
 }

@@ -135,21 +135,23 @@ def _strides(arguments: dict[str, Any]) -> bytes:
     return struct.pack("10q", *found)
 
 
-def _in_pairs(out: Any) -> bool:
-    """Whether two neighbours can be stored at once wherever the first of them is even."""
+def _out_elements(out: Any) -> int:
+    """Results that can be stored at once wherever the first of them is a multiple of that: 8, 2, 1."""
     item = out.dtype.itemsize
-    places = arrays.address(out) // item
+    places = 8 | arrays.address(out) // item | out.shape[2]
     for length, stride in zip(out.shape[:2], out.strides):
         if length > 1:
             places |= stride // item
-    return places % 2 == 0
+    return {8: 8, 1: 1}.get(places & -places, 2)
 
 
 def _group_heads(q: Any, k: Any, v: Any, tiles: int, resident: int) -> int:
     gpu = _gpu(q)
     head_bytes = k.shape[0] * (k.shape[2] + v.shape[2]) * k.dtype.itemsize
     wanted = -(-WAVES * resident * gpu.sms // tiles)
-    return max(1, min(wanted, int(L2_SHARE * gpu.l2_bytes) // max(1, head_bytes), q.shape[1]))
+    room = int(L2_SHARE * gpu.l2_bytes) // max(1, head_bytes)
+    groups = -(-q.shape[1] // max(1, min(wanted, room)))
+    return -(-q.shape[1] // groups)
 
 
 @prefill_attention.variant(
@@ -207,7 +209,8 @@ def raw_mma(**arguments: Any) -> None:
             "QK_DIM": qk_dim,
             "V_DIM": v_dim,
             "CAUSAL": arguments["causal"],
-            "OUT_PAIRS": _in_pairs(out),
+            "OUT_ELEMENTS": _out_elements(out),
+            "HAS_LSE": arguments["out_lse"] is not None,
             "M_TILES": tiling.m_tiles,
             "WARPS": tiling.warps,
             "BLOCK_K": tiling.block_k,
