@@ -221,7 +221,8 @@ def distance(got: Any, want: Any, tolerance: Tolerance) -> tuple[float, str]:
         return 0.0, ""
     got64, want64 = got.astype(np.float64), want.astype(np.float64)
     finite = xp.isfinite(want64)
-    rms = float(xp.sqrt((xp.where(finite, want64, 0.0) ** 2).mean()))
+    squares = xp.where(finite, want64, 0.0) ** 2
+    rms = xp.sqrt(squares.mean(axis=-1, keepdims=True) if tolerance.by_row else squares.mean())
     allowed = tolerance.ulps * _eps(got.dtype) * (xp.abs(want64) + rms)
     agree = (got64 == want64) | both_nan | exact | same
     gap = xp.where(agree, 0.0, xp.abs(got64 - want64))

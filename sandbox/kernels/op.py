@@ -59,8 +59,9 @@ class Tolerance:
     """How far an output may be from the float64 oracle.
 
     An element may differ by `ulps * eps(dtype) * (|want| + rms(want))`; 0 means bit for bit.
-    Columns of the last axis in `exact` must match bit for bit all the same. With `any_nan` a NaN
-    may have other bits than the oracle's.
+    With `by_row` that is the rms of the last axis, row by row, for results that are sums of which
+    each row has others. Columns of the last axis in `exact` must match bit for bit all the same.
+    With `any_nan` a NaN may have other bits than the oracle's.
 
     The last axis of packed rows (`uint8`) is made of `fields`, each compared by itself: those named
     in `loose` may differ by `ulps` if they are floats of 16 or 32 bits, and by one code if they are
@@ -70,6 +71,7 @@ class Tolerance:
     ulps: float = 0.0
     exact: slice | None = None
     any_nan: bool = False
+    by_row: bool = False
     fields: tuple[Field, ...] = ()
     loose: tuple[str, ...] = ()
 

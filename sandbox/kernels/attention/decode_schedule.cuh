@@ -77,39 +77,39 @@ template <int Tokens, int Overhead, int Threads, bool Sparse> struct Share {
   const Sequences<Sparse>& sequences;
   int shares;
   int mine;
-  long long size;   // of a share
-  long long start;  // of `sequence`
+  int size;   // of a share
+  int start;  // of `sequence`
   int sequence;
 
   // By all threads; `sums` is shared memory for Threads / 32 + 3 numbers.
   __device__ __forceinline__ Share(const Sequences<Sparse>& sequences, int shares, int mine,
-                                   long long* sums)
+                                   int* sums)
       : sequences(sequences), shares(shares), mine(mine) {
     constexpr int Warps = Threads / 32;
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const int each = (sequences.count + Threads - 1) / Threads;
     const int first = min(thread * each, sequences.count);
     const int end = min(first + each, sequences.count);
-    long long own = 0;
+    int own = 0;
     for (int i = first; i < end; ++i) own += cost(tiles_of<Tokens>(sequences, i));
-    long long before = own;  // own and lower lanes', then all lower threads'
+    int before = own;  // own and lower lanes', then all lower threads'
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
-      const long long other = __shfl_up_sync(0xffffffffu, before, step);
+      const int other = __shfl_up_sync(0xffffffffu, before, step);
       if (lane >= step) before += other;
     }
     if (lane == 31) sums[warp] = before;
     if (thread == 0) sums[Warps + 1] = sequences.count;
     __syncthreads();
     before -= own;
-    long long total = 0;
+    int total = 0;
 #pragma unroll
     for (int i = 0; i < Warps; ++i) {
       if (i < warp) before += sums[i];
       total += sums[i];
     }
-    size = max(1LL, (total + shares - 1) / shares);
-    const long long begin = mine * size;
+    size = max(1, (total + shares - 1) / shares);
+    const int begin = mine * size;
     if (begin >= before && begin < before + own) {
       int found = first;
       for (;; ++found) {
@@ -121,7 +121,7 @@ template <int Tokens, int Overhead, int Threads, bool Sparse> struct Share {
       sums[Warps + 2] = before;
     }
     __syncthreads();
-    sequence = int(sums[Warps + 1]);
+    sequence = sums[Warps + 1];
     start = sums[Warps + 2];
   }
 
@@ -132,16 +132,16 @@ template <int Tokens, int Overhead, int Threads, bool Sparse> struct Share {
   // The next item of the share, or false. A share that ends within a sequence's overhead leaves it
   // to the next; a sequence without keys belongs to the share where it starts.
   __device__ __forceinline__ bool next(WorkItem& item) {
-    const long long begin = mine * size, end = begin + size;
+    const int begin = mine * size, end = begin + size;
     while (sequence < sequences.count && start < end) {
       const TileRange all = tiles_of<Tokens>(sequences, sequence);
-      const long long first_key = start + Overhead;
-      const int skipped = int(max(0LL, begin - first_key));
-      const int kept = int(max(0LL, min((long long)all.count(), end - first_key)));
+      const int first_key = start + Overhead;
+      const int skipped = max(0, begin - first_key);
+      const int kept = max(0, min(all.count(), end - first_key));
       item.sequence = sequence;
       item.tiles = {all.first + skipped, all.first + kept};
-      const int first_share = int(first_key / size);
-      const int last_share = int((first_key + max(1, all.count()) - 1) / size);
+      const int first_share = first_key / size;
+      const int last_share = (first_key + max(1, all.count()) - 1) / size;
       item.index = mine - first_share;
       item.parts = {last_share - first_share + 1, shares + first_share, first_share};
       const bool empty = all.count() == 0 && start >= begin;

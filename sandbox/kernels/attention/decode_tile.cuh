@@ -17,25 +17,33 @@ template <int Rows, int Columns> struct Tile {
   }
 };
 
-// Fragments of `tile` for lane `lane`: a is 16 rows from `row` on by 16 columns, the left factor of
-// mma_m16n8k16; b two right factors, each 8 rows by 16 columns; v two right factors of which the
-// rows are the summed index, 16 rows by 8 columns each.
-template <class Tile>
-__device__ __forceinline__ void load_a(unsigned int (&a)[4], const char* tile, int row, int step,
-                                       int lane) {
-  ldmatrix(a, tile + Tile::place(row + (lane & 15), 2 * step + (lane >> 4)));
-}
+// What one lane loads of a tile: the place of its first piece, from which others follow without much
+// arithmetic.
+template <class Tile> struct Lane {
+  int first;
 
-template <class Tile>
-__device__ __forceinline__ void load_b(unsigned int (&b)[4], const char* tile, int row, int step,
-                                       int lane) {
-  ldmatrix(b, tile + Tile::place(row + (lane & 7) + (lane >> 4) * 8, 2 * step + (lane >> 3 & 1)));
-}
+  // `rows` further down and `pieces` further right. The first is a multiple of 8 rows; the bits of
+  // the second are not among those of the first piece.
+  __device__ __forceinline__ int at(int rows, int pieces) const {
+    const int across =
+        Tile::SWIZZLED ? (first ^ (pieces & 7) * 16) + (pieces & ~7) * 16 : first + pieces * 16;
+    return across + rows * Tile::STRIDE * 16;
+  }
+};
 
-template <class Tile>
-__device__ __forceinline__ void load_v(unsigned int (&v)[4], const char* tile, int row, int piece,
-                                       int lane) {
-  ldmatrix_trans(v, tile + Tile::place(row + (lane & 15), piece + (lane >> 4)));
+// Lanes for ldmatrix of four matrices, from `row` and `piece` on. A left factor of mma_m16n8k16: 16
+// rows by 16 columns. Two right factors: each 8 rows by 16 columns. Two right factors of which rows
+// are the summed index, transposed: 16 rows by 8 columns each.
+template <class Tile> __device__ __forceinline__ Lane<Tile> left_lane(int row, int piece) {
+  const int lane = threadIdx.x % 32;
+  return {Tile::place(row + (lane & 15), piece + (lane >> 4))};
+}
+template <class Tile> __device__ __forceinline__ Lane<Tile> right_lane(int row, int piece) {
+  const int lane = threadIdx.x % 32;
+  return {Tile::place(row + (lane & 7) + (lane >> 4) * 8, piece + (lane >> 3 & 1))};
+}
+template <class Tile> __device__ __forceinline__ Lane<Tile> transposed_lane(int row, int piece) {
+  return left_lane<Tile>(row, piece);
 }
 
 // Two neighbouring right factors from one load.

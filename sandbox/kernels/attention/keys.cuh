@@ -34,6 +34,21 @@ struct Span {
   int first, end;
 };
 
+// Whether a block id, or a slot, means a row of the cache. The layout's block size is passed for those
+// who know it when they compile.
+__device__ __forceinline__ bool is_row(const KeyLayout& layout, int id, int block_size,
+                                       bool is_slot) {
+  return id >= 0 && (is_slot ? id / block_size : id) < layout.num_blocks;
+}
+
+// Byte offset in the cache of the row that it means at a place, or NO_ROW.
+__device__ __forceinline__ long long row_offset_of(const KeyLayout& layout, int id, int place,
+                                                   int block_size, bool is_slot) {
+  if (!is_row(layout, id, block_size, is_slot)) return NO_ROW;
+  const long long block = is_slot ? id / block_size : id;
+  return block * layout.page_stride + (is_slot ? id : place) % block_size * layout.row_stride;
+}
+
 struct RequestKeys {
   const KeyLayout& layout;
   const int* table = nullptr;    // block ids
@@ -83,19 +98,16 @@ struct RequestKeys {
     return place >= seen.first && place < seen.end && in_tree(query, place);
   }
 
-  // Byte offset in the cache of the row of a query's key, or NO_ROW. The place lies in the span of
-  // any query, and no query matters but where each names its keys.
-  __device__ __forceinline__ long long row_offset(int query, int place) const {
-    if (indices != nullptr) {
-      const int slot = indices[query * layout.indices_query + place];
-      return slot < 0 ? NO_ROW : offset_in(slot / layout.block_size, slot % layout.block_size);
-    }
-    return offset_in(table[place / layout.block_size], place % layout.block_size);
+  // Where what says of a query's key, in which row it lies, is to be read: a block id, or a slot. The
+  // place lies in the span of any query, and no query matters but where each names its keys.
+  __device__ __forceinline__ const int* id_of(int query, int place, int block_size) const {
+    if (indices != nullptr) return indices + query * layout.indices_query + place;
+    return table + place / block_size;
   }
 
- private:
-  __device__ __forceinline__ long long offset_in(int block, int row) const {
-    if (block < 0 || block >= layout.num_blocks) return NO_ROW;
-    return block * layout.page_stride + row * layout.row_stride;
+  // Byte offset in the cache of the row of a query's key, or NO_ROW.
+  __device__ __forceinline__ long long row_offset(int query, int place) const {
+    const int id = *id_of(query, place, layout.block_size);
+    return row_offset_of(layout, id, place, layout.block_size, indices != nullptr);
   }
 };

@@ -135,7 +135,7 @@ def _conformance() -> Iterable[Case]:
 
 def _compare() -> Iterable[Case]:
     bf16, v3 = c.dtypes("bfloat16")[0], PRESETS["deepseek_v3"]
-    mixed = Workload("mixed", (12, 0, 3), (5, 37, 1))
+    mixed = Workload("mixed", (12, 0, 3), (5, 13, 1))
     for dtype in c.dtypes("float32", "float16", "bfloat16"):
         yield Case(PRESETS["tiny"], "tiny", dtype, mixed)
     for requests, tokens in ((1, 24), (1, 2048), (1, 8192), (4, 2048), (16, 512)):
@@ -195,4 +195,4 @@ def tolerance(case: Case) -> dict[str, Tolerance]:
         ulps = 1.0
     elif case.options.get("fp8"):
         ulps = 2.0**16
-    return {"out": Tolerance(ulps), "out_lse": Tolerance(ulps=64)}
+    return {"out": Tolerance(ulps, by_row=True), "out_lse": Tolerance(ulps=64)}

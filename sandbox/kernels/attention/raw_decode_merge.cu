@@ -60,11 +60,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int query = sequence % SEQUENCES_A_REQUEST + row / HEADS, head = row % HEADS;
     float factor = total == 0.0f ? 0.0f : 1.0f / total;
     if (sink != nullptr) factor *= share_beside(sink[head], lse);
-    OUT results[COLUMNS];
 #pragma unroll
-    for (int j = 0; j < COLUMNS; ++j) results[j] = from_float<OUT>(sums[j] * factor);
-    OUT* to = out + out_strides(request, query, head) + column;
-    memcpy(to, results, sizeof(results));
+    for (int j = 0; j < COLUMNS; ++j) sums[j] *= factor;
+    constexpr int BYTES = COLUMNS * int(sizeof(OUT));
+    *reinterpret_cast<Vector<BYTES>*>(out + out_strides(request, query, head) + column) =
+        pack<OUT, BYTES>(sums);
     if (out_lse != nullptr && column == 0) {
       out_lse[lse_strides(request, query, head)] = lse * from_natural;
     }

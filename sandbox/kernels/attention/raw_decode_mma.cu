@@ -5,6 +5,7 @@
 #include "cache_read.cuh"
 #include "decode_schedule.cuh"
 #include "decode_tile.cuh"
+#include "online_softmax.cuh"
 #include "overlap.cuh"
 #include "strides.cuh"
 
@@ -35,6 +36,8 @@ using Layout = RowLayout<FORMAT, LATENT, ROPE>;
 // A packed row as it comes from the cache, and how it gets there.
 constexpr int RAW_BYTES = PACKED ? Layout::BYTES : WIDTH * 2;
 constexpr int RAW_STRIDE = (RAW_BYTES + 15) / 16 * 16;
+constexpr int ROW_ROOM = PACKED ? RAW_BYTES : KeyTile::PIECES * 16;
+static_assert(PACKED || COPY_BYTES == 16, "tiles are made of pieces of 16 bytes");
 constexpr int ROWS_AT_ONCE = THREADS / 8;  // eight threads copy a row
 constexpr int PASSES = (TOKENS + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
 
@@ -45,9 +48,9 @@ constexpr int AT_WEIGHTS = AT_RAW + (PACKED ? TOKENS * RAW_STRIDE : 0);
 constexpr int WEIGHT_BYTES = WeightTile::BYTES;
 constexpr int AT_TOPS = AT_WEIGHTS + WEIGHT_BYTES;
 constexpr int AT_SHRINKS = AT_TOPS + GROUPS * ROWS * 4;
-constexpr int AT_EXISTS = AT_SHRINKS + ROWS * 4;
-constexpr int AT_SUMS = AT_EXISTS + 2 * TOKENS;
-constexpr int SHARED_BYTES = AT_SUMS + (WARPS + 3) * 8;
+constexpr int AT_IDS = AT_SHRINKS + ROWS * 4;
+constexpr int AT_SUMS = AT_IDS + 3 * TOKENS * 4;
+constexpr int SHARED_BYTES = AT_SUMS + (WARPS + 3) * 4;
 static_assert(SHARED == SHARED_BYTES, "the launcher and the kernel disagree on shared memory");
 static_assert(QK_K == 1 || ROWS * TOKENS * 2 <= WEIGHT_BYTES, "halves of sums go through weights");
 static_assert(S_N % 2 == 0 && OWN > 0 && S_M > 0 && QK_N > 0, "fragments of keys come in pairs");
@@ -107,8 +110,9 @@ struct Block {
   __device__ __forceinline__ float* shrinks() const {
     return reinterpret_cast<float*>(shared + AT_SHRINKS);
   }
-  __device__ __forceinline__ unsigned char* exists(int stage) const {
-    return reinterpret_cast<unsigned char*>(shared + AT_EXISTS + stage * TOKENS);
+  // Block ids or slots of a tile's keys, negative for none; those of three tiles are kept.
+  __device__ __forceinline__ int* ids(int tile) const {
+    return reinterpret_cast<int*>(shared + AT_IDS) + tile % 3 * TOKENS;
   }
   // Row and key of a score, counted in the tile, and the group of keys that the warp keeps.
   __device__ __forceinline__ int score_row(int m, int half) const {
@@ -141,55 +145,56 @@ __device__ __forceinline__ void load_queries(const Block& block, const Queries& 
   }
 }
 
-// Copies tiles of keys, eight threads a row. Where rows lie is looked up a tile ahead.
-struct KeyCopier {
-  const RequestKeys& keys;
-  const Span span;
-  const int query;
-  const char* cache;
-  long long rows[PASSES];  // offsets of the tile to be copied next, negative for no key
-
-  __device__ __forceinline__ void find(const Block& block, int tile) {
-#pragma unroll
-    for (int i = 0; i < PASSES; ++i) {
-      const int row = i * ROWS_AT_ONCE + block.thread / 8, place = tile * TOKENS + row;
-      const bool inside = row < TOKENS && place >= span.first && place < span.end;
-      rows[i] = inside ? keys.row_offset(query, place) : NO_ROW;
-    }
+// Starts to copy the ids of a tile's keys, a thread a key.
+__device__ __forceinline__ void copy_ids(const Block& block, const RequestKeys& keys,
+                                         const Span& span, int query, int tile) {
+  static_assert(TOKENS <= THREADS, "a thread a key");
+  const int place = tile * TOKENS + block.thread;
+  if (block.thread >= TOKENS) return;
+  int* to = block.ids(tile) + block.thread;
+  if (place >= span.first && place < span.end) {
+    cp_async<4>(to, keys.id_of(query, place, BLOCK_SIZE));
+  } else {
+    *to = -1;
   }
+}
 
-  __device__ __forceinline__ void start(const Block& block, int stage) const {
-    const int part = block.thread % 8;
+// Starts to copy a tile of keys, eight threads a row. A key that is not there is zeros.
+__device__ __forceinline__ void copy_keys(const Block& block, const KeyLayout& layout,
+                                          const char* cache, int tile, int stage) {
+  const int part = block.thread % 8;
 #pragma unroll
-    for (int i = 0; i < PASSES; ++i) {
-      const int row = i * ROWS_AT_ONCE + block.thread / 8;
-      if (TOKENS % ROWS_AT_ONCE != 0 && row >= TOKENS) break;
-      const bool there = rows[i] >= 0;
-      const char* from = cache + (there ? rows[i] : 0);
-      if constexpr (PACKED) {
-        char* to = block.shared + AT_RAW + row * RAW_STRIDE;
+  for (int i = 0; i < PASSES; ++i) {
+    const int row = i * ROWS_AT_ONCE + block.thread / 8;
+    if (TOKENS % ROWS_AT_ONCE != 0 && row >= TOKENS) break;
+    const long long offset =
+        row_offset_of(layout, block.ids(tile)[row], tile * TOKENS + row, BLOCK_SIZE, SPARSE);
+    const char* from = cache + offset + part * COPY_BYTES;
+    char* to = PACKED ? block.shared + AT_RAW + row * RAW_STRIDE + part * COPY_BYTES
+                      : block.keys(stage) + KeyTile::place(row, part);
+    const auto each = [&](auto action) {
 #pragma unroll
-        for (int at = 0; at < RAW_BYTES; at += 8 * COPY_BYTES) {
-          const int mine = at + part * COPY_BYTES;
-          if (at + 8 * COPY_BYTES <= RAW_BYTES || mine < RAW_BYTES) {
-            cp_async<COPY_BYTES>(to + mine, from + mine, there ? COPY_BYTES : 0);
-          }
-        }
-      } else {
-#pragma unroll
-        for (int first = 0; first < KeyTile::PIECES; first += 8) {
-          const int piece = first + part;
-          if (first + 8 > KeyTile::PIECES && piece >= KeyTile::PIECES) break;
-          const bool real = there && piece * 8 < WIDTH;
-          cp_async<16>(block.keys(stage) + KeyTile::place(row, piece),
-                       from + (real ? piece * 16 : 0), real ? 16 : 0);
-        }
+      for (int at = 0; at < ROW_ROOM; at += 8 * COPY_BYTES) {
+        if (at + 8 * COPY_BYTES <= ROW_ROOM || at + part * COPY_BYTES < ROW_ROOM) action(at);
       }
-      if (part == 0) block.exists(stage)[row] = there;
+    };
+    const auto clear = [&](int at) {
+      *reinterpret_cast<Vector<COPY_BYTES>*>(to + at) = Vector<COPY_BYTES>{};
+    };
+    const auto copy = [&](int at) {
+      if (at + 8 * COPY_BYTES <= RAW_BYTES || at + part * COPY_BYTES < RAW_BYTES) {
+        cp_async<COPY_BYTES>(to + at, from + at);
+      } else {
+        clear(at);
+      }
+    };
+    if (offset >= 0) {
+      each(copy);
+    } else {
+      each(clear);
     }
-    cp_async_commit();
   }
-};
+}
 
 // Packed rows in shared memory to a tile of numbers, without the descale that all rows share.
 __device__ __forceinline__ void restore_keys(const Block& block) {
@@ -208,11 +213,28 @@ __device__ __forceinline__ void restore_keys(const Block& block) {
   }
 }
 
-using Scores = float[S_M][S_N][4];
+using Scores = float[S_M][OWN][4];
+using PartialScores = float[S_M][S_N][4];  // over some of the columns
 
-// Scores of the warp's rows and keys, summed over its share of the columns.
+// Factors of the scores for one step of 16 columns.
+struct ScoreFactors {
+  unsigned int a[S_M][4];
+  unsigned int b[S_N / 2][4];
+
+  __device__ __forceinline__ void load(const char* queries, const char* keys,
+                                       const Lane<QueryTile>& query_lane,
+                                       const Lane<KeyTile>& key_lane, int pieces) {
+#pragma unroll
+    for (int m = 0; m < S_M; ++m) ldmatrix(a[m], queries + query_lane.at(m * 16, pieces));
+#pragma unroll
+    for (int n = 0; n < S_N / 2; ++n) ldmatrix(b[n], keys + key_lane.at(n * 16, pieces));
+  }
+};
+
+// Scores of the warp's rows and keys, summed over its share of the columns; the factors of a step are
+// loaded during the one before.
 __device__ __forceinline__ void multiply_keys(const Block& block, const char* keys,
-                                              Scores& scores) {
+                                              PartialScores& scores) {
 #pragma unroll
   for (int m = 0; m < S_M; ++m) {
 #pragma unroll
@@ -222,64 +244,70 @@ __device__ __forceinline__ void multiply_keys(const Block& block, const char* ke
     }
   }
   constexpr int STEPS = (KeyTile::STEPS + QK_K - 1) / QK_K;
-#pragma unroll QK_UNROLL
-  for (int i = 0; i < STEPS; ++i) {
-    const int step = i * QK_K + block.qk_k;
-    if (KeyTile::STEPS % QK_K != 0 && step >= KeyTile::STEPS) break;
-    unsigned int a[S_M][4];
+  const auto query_lane = left_lane<QueryTile>(block.qk_m * S_ROWS, 2 * block.qk_k);
+  const auto key_lane = right_lane<KeyTile>(block.qk_n * S_TOKENS, 2 * block.qk_k);
+  const auto missing = [&](int i) {
+    return KeyTile::STEPS % QK_K != 0 && i == STEPS - 1 && block.qk_k != 0;
+  };
+  ScoreFactors factors[2];
+  factors[0].load(block.shared, keys, query_lane, key_lane, 0);
 #pragma unroll
-    for (int m = 0; m < S_M; ++m) {
-      load_a<QueryTile>(a[m], block.shared, block.qk_m * S_ROWS + m * 16, step, block.lane);
+  for (int i = 0; i < STEPS; ++i) {
+    if (missing(i)) break;
+    if (i + 1 < STEPS && !missing(i + 1)) {
+      factors[(i + 1) % 2].load(block.shared, keys, query_lane, key_lane, (i + 1) * 2 * QK_K);
     }
 #pragma unroll
     for (int n = 0; n < S_N; n += 2) {
-      unsigned int b[4];
-      load_b<KeyTile>(b, keys, block.qk_n * S_TOKENS + n * 8, step, block.lane);
 #pragma unroll
       for (int m = 0; m < S_M; ++m) {
-        multiply_pair<ELEMENT>(scores[m][n], scores[m][n + 1], a[m], b);
+        multiply_pair<ELEMENT>(scores[m][n], scores[m][n + 1], factors[i % 2].a[m],
+                               factors[i % 2].b[n / 2]);
       }
     }
   }
 }
 
-// Adds up what two warps have of the same scores; each keeps half of the keys, in the first OWN
-// groups. By all threads.
-__device__ __forceinline__ void add_halves(const Block& block, Scores& scores) {
-  if constexpr (QK_K == 2) {
-    float* exchange = reinterpret_cast<float*>(block.weights()) +
-                      block.warp / 2 * (S_M * OWN * 4 * 32) + block.lane;
+// Scores of the keys that this warp keeps: where two have sums over different columns, each gives the
+// other half of the keys. By all threads.
+__device__ __forceinline__ void add_halves(const Block& block, const PartialScores& partial,
+                                           Scores& scores) {
+  if constexpr (QK_K == 1) {
+    memcpy(scores, partial, sizeof(scores));
+    return;
+  }
+  constexpr int COUNT = S_M * OWN * 4;
+  float given[COUNT];
 #pragma unroll
-    for (int taker = 0; taker < 2; ++taker) {
-      if (block.qk_k != taker) {
+  for (int m = 0; m < S_M; ++m) {
 #pragma unroll
-        for (int m = 0; m < S_M; ++m) {
+    for (int n = 0; n < OWN; ++n) {
 #pragma unroll
-          for (int n = 0; n < OWN; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              exchange[((m * OWN + n) * 4 + i) * 32] = scores[m][taker * OWN + n][i];
-            }
-          }
-        }
+      for (int i = 0; i < 4; ++i) {
+        const float low = partial[m][n][i], high = partial[m][(n + OWN) % S_N][i];
+        scores[m][n][i] = block.qk_k == 0 ? low : high;
+        given[(m * OWN + n) * 4 + i] = block.qk_k == 0 ? high : low;
       }
-      __syncthreads();
-      if (block.qk_k == taker) {
-#pragma unroll
-        for (int m = 0; m < S_M; ++m) {
-#pragma unroll
-          for (int n = 0; n < OWN; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              scores[m][n][i] =
-                  scores[m][taker * OWN + n][i] + exchange[((m * OWN + n) * 4 + i) * 32];
-            }
-          }
-        }
-      }
-      __syncthreads();
     }
   }
+  float* exchange =
+      reinterpret_cast<float*>(block.weights()) + block.warp / 2 * COUNT * 32 + block.lane;
+  const auto give = [&] {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) exchange[i * 32] = given[i];
+  };
+  const auto take = [&] {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) (&scores[0][0][0])[i] += exchange[i * 32];
+  };
+  if (block.qk_k == 1) give();
+  __syncthreads();
+  if (block.qk_k == 0) {
+    take();
+    give();
+  }
+  __syncthreads();
+  if (block.qk_k == 1) take();
 }
 
 __device__ __forceinline__ float quad_max(float value) {
@@ -292,12 +320,15 @@ __device__ __forceinline__ float quad_sum(float value) {
   return value + __shfl_xor_sync(ALL_LANES, value, 2);
 }
 
-constexpr float NOTHING = -__builtin_huge_valf();
 constexpr float LN_2 = 0.69314718056f;
 constexpr float LOG2_E = 1.44269504089f;
 
-// The softmax so far of the rows whose scores this thread has: their largest score, and the sum of
-// the weights that it has seen itself.
+// Weights are relative to a row's largest score of earlier tiles until one is 2 to this power times
+// as large, for results need all registers' multiplication then.
+constexpr float MOST_GROWTH = 8.0f;
+
+// The softmax so far of the rows whose scores this thread has: the score that weights are relative
+// to, and the sum of the weights that it has seen itself.
 struct Softmax {
   float top[S_M][2];
   float sum[S_M][2];
@@ -307,7 +338,7 @@ struct Softmax {
     for (int m = 0; m < S_M; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        top[m][half] = NOTHING;
+        top[m][half] = NO_KEY_LSE;
         sum[m][half] = 0.0f;
       }
     }
@@ -320,7 +351,7 @@ struct Softmax {
     for (int m = 0; m < S_M; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float largest = NOTHING;
+        float largest = NO_KEY_LSE;
 #pragma unroll
         for (int n = 0; n < OWN; ++n) {
           largest = fmaxf(largest, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
@@ -337,15 +368,17 @@ struct Softmax {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = block.score_row(m, half);
-        float largest = top[m][half];
+        float largest = NO_KEY_LSE;
 #pragma unroll
         for (int group = 0; group < GROUPS; ++group) {
           largest = fmaxf(largest, block.tops()[group * ROWS + row]);
         }
-        const float shrink = top[m][half] == largest ? 1.0f
-                                                     : exp2f((top[m][half] - largest) * scale);
-        const float shift = largest == NOTHING ? 0.0f : largest * scale;
-        top[m][half] = largest;
+        float shrink = 1.0f;
+        if ((largest - top[m][half]) * scale > MOST_GROWTH) {
+          shrink = exp2f((top[m][half] - largest) * scale);
+          top[m][half] = largest;
+        }
+        const float shift = finite_top(top[m][half]) * scale;
         float added = 0.0f;
 #pragma unroll
         for (int n = 0; n < OWN; ++n) {
@@ -422,21 +455,21 @@ __device__ __forceinline__ void add_values(const Block& block, const char* keys,
       }
     }
   }
+  const auto weight_lane = left_lane<WeightTile>(0, 0);
+  const auto value_lane = transposed_lane<KeyTile>(0, 0);
+  const int units = min(UNITS, COLUMN_UNITS - block.warp * UNITS);
 #pragma unroll
   for (int step = 0; step < TOKENS / 16; ++step) {
     unsigned int a[O_M][4];
 #pragma unroll
     for (int m = 0; m < O_M; ++m) {
-      load_a<WeightTile>(a[m], block.weights(), m * 16, step, block.lane);
+      ldmatrix(a[m], block.weights() + weight_lane.at(m * 16, 2 * step));
     }
 #pragma unroll
     for (int unit = 0; unit < UNITS; ++unit) {
-      const int column = block.warp * UNITS + unit;
-      if (COLUMN_UNITS % UNITS != 0 || COLUMN_UNITS / UNITS < WARPS) {
-        if (column >= COLUMN_UNITS) break;
-      }
+      if (COLUMN_UNITS % (UNITS * WARPS) != 0 && unit >= units) break;
       unsigned int v[4];
-      load_v<KeyTile>(v, keys, step * 16, 2 * column, block.lane);
+      ldmatrix_trans(v, keys + value_lane.at(step * 16, 2 * (block.warp * UNITS + unit)));
 #pragma unroll
       for (int m = 0; m < O_M; ++m) {
         multiply_pair<ELEMENT>(sums[m][2 * unit], sums[m][2 * unit + 1], a[m], v);
@@ -447,26 +480,36 @@ __device__ __forceinline__ void add_values(const Block& block, const char* keys,
 
 // Scores of keys that are not there, or that a row does not see, count for nothing.
 __device__ __forceinline__ void mask(const Block& block, const RequestKeys& keys, int first_row,
-                                     int first_place, bool everyone_sees, int stage,
-                                     Scores& scores) {
+                                     int tile, bool everyone_sees, Scores& scores) {
 #pragma unroll
   for (int n = 0; n < OWN; ++n) {
+    const int* ids = block.ids(tile) + block.score_token(n);
+    const bool left = is_row(keys.layout, ids[0], BLOCK_SIZE, SPARSE);
+    const bool right = is_row(keys.layout, ids[1], BLOCK_SIZE, SPARSE);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int token = block.score_token(n) + i;
-      const bool exists = block.exists(stage)[token];
+    for (int m = 0; m < S_M; ++m) {
 #pragma unroll
-      for (int m = 0; m < S_M; ++m) {
+      for (int half = 0; half < 2; ++half) {
+        if (!left) scores[m][n][2 * half] = NO_KEY_LSE;
+        if (!right) scores[m][n][2 * half + 1] = NO_KEY_LSE;
+      }
+    }
+  }
+  if (SPARSE || everyone_sees) return;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float& score = scores[m][n][2 * half + i];
-          if (!exists) score = NOTHING;
-          if (!SPARSE && !everyone_sees) {
-            const int query = (first_row + block.score_row(m, half)) / HEADS;
-            if (query < keys.layout.tokens && !keys.sees(query, first_place + token)) {
-              score = NOTHING;
-            }
-          }
+  for (int m = 0; m < S_M; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int query = min((first_row + block.score_row(m, half)) / HEADS, keys.layout.tokens - 1);
+      const Span seen = keys.span(query);
+#pragma unroll
+      for (int n = 0; n < OWN; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int place = tile * TOKENS + block.score_token(n) + i;
+          bool sees = place >= seen.first && place < seen.end;
+          if (TREE && sees) sees = keys.in_tree(query, place);
+          if (!sees) scores[m][n][2 * half + i] = NO_KEY_LSE;
         }
       }
     }
@@ -476,77 +519,103 @@ __device__ __forceinline__ void mask(const Block& block, const RequestKeys& keys
 // Places that all queries see.
 __device__ __forceinline__ Span seen_by_all(const RequestKeys& keys) {
   const Span first = keys.span(0), last = keys.span(keys.layout.tokens - 1);
-  return {last.first, keys.tree == nullptr ? first.end : min(first.end, max(0, keys.own(0)))};
+  return {last.first, TREE ? min(first.end, max(0, keys.own(0))) : first.end};
 }
 
-__device__ __forceinline__ void write_pair(float* to, float left, float right) {
-  *reinterpret_cast<float2*>(to) = make_float2(left, right);
+__device__ __forceinline__ void store(float* to, const float (&values)[8]) {
+  float4* pieces = reinterpret_cast<float4*>(to);
+  pieces[0] = make_float4(values[0], values[1], values[2], values[3]);
+  pieces[1] = make_float4(values[4], values[5], values[6], values[7]);
 }
 
 template <class Element>
-__device__ __forceinline__ void write_pair(Element* to, float left, float right) {
-  const float pair[2] = {left, right};
-  *reinterpret_cast<unsigned int*>(to) = pack<Element, 4>(pair);
+__device__ __forceinline__ void store(Element* to, const float (&values)[8]) {
+  *reinterpret_cast<uint4*>(to) = pack<Element, 16>(values);
 }
 
-// Sums over weights of all rows, and their LSEs, to where a whole or a part belongs.
-__device__ __forceinline__ void write_results(const Block& block, const Results& results,
-                                              const AllSequences& sequences, const WorkItem& item,
-                                              int first_row, int row_count,
-                                              const Softmax& softmax, const Sums& sums,
-                                              float scale, float value_scale) {
-  const bool whole = item.parts.count == 1;
-  const long long slot_row = (long long)item.parts.slot(item.index) * row_count + first_row;
-  softmax.publish_sums(block);
-  __syncthreads();
-  if (block.group() == 0 && block.lane % 4 == 0) {
+// LSEs of all rows to where those of a whole or a part belong, and to shared memory where `shrinks`
+// was, which a barrier must follow.
+__device__ __forceinline__ void write_lses(const Block& block, const Results& results,
+                                           const AllSequences& sequences, const WorkItem& item,
+                                           int first_row, int row_count, const Softmax& softmax,
+                                           float scale) {
+  if (block.group() != 0 || block.lane % 4 != 0) return;
 #pragma unroll
-    for (int m = 0; m < S_M; ++m) {
+  for (int m = 0; m < S_M; ++m) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = block.score_row(m, half);
-        const float total = sum_of_row(block, row);
-        const float lse = total == 0.0f ? NOTHING
-                                        : (softmax.top[m][half] * scale + log2f(total)) * LN_2;
-        block.shrinks()[row] = lse;
-        if (first_row + row >= row_count) continue;
+    for (int half = 0; half < 2; ++half) {
+      const int row = block.score_row(m, half);
+      const float total = sum_of_row(block, row);
+      const float lse =
+          total == 0.0f ? NO_KEY_LSE : (softmax.top[m][half] * scale + log2f(total)) * LN_2;
+      block.shrinks()[row] = lse;
+      if (first_row + row >= row_count) continue;
+      if (item.parts.count > 1) {
+        const long long slot = item.parts.slot(item.index);
+        results.partial_lses[slot * row_count + first_row + row] = lse;
+      } else if (results.lse != nullptr) {
         const Row to(sequences, item.sequence, first_row + row);
-        if (!whole) {
-          results.partial_lses[slot_row + row] = lse;
-        } else if (results.lse != nullptr) {
-          results.lse[results.lse_strides(to.request, to.query, to.head)] =
-              lse * results.from_natural;
-        }
+        results.lse[results.lse_strides(to.request, to.query, to.head)] =
+            lse * results.from_natural;
       }
     }
   }
+}
+
+// Sums over weights, and LSEs, to where a whole or a part belongs. They go through shared memory,
+// where queries and keys are no longer needed, as many rows at a time as there is room for.
+__device__ __forceinline__ void write_results(const Block& block, const Results& results,
+                                              const AllSequences& sequences, const WorkItem& item,
+                                              int first_row, int row_count, const Softmax& softmax,
+                                              const Sums& sums, float scale, float value_scale) {
+  constexpr int PIECES = LATENT / 8;
+  constexpr int STRIDE = 16 * COLUMN_UNITS + 8;
+  constexpr int ROOM = AT_WEIGHTS / (16 * STRIDE * 4);
+  constexpr int AT_ONCE = ROOM < O_M ? ROOM : O_M;
+  static_assert(AT_ONCE > 0, "no room for 16 rows of results");
+  float* const passing = reinterpret_cast<float*>(block.shared);
+  softmax.publish_sums(block);
   __syncthreads();
+  write_lses(block, results, sequences, item, first_row, row_count, softmax, scale);
 #pragma unroll
-  for (int m = 0; m < O_M; ++m) {
+  for (int first_m = 0; first_m < O_M; first_m += AT_ONCE) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = m * 16 + half * 8 + block.lane / 4;
-      if (first_row + row >= row_count) continue;
-      const Row to(sequences, item.sequence, first_row + row);
-      const float total = sum_of_row(block, row);
-      float factor = total == 0.0f ? 0.0f : value_scale / total;
-      if (whole && results.sink != nullptr) {
-        factor /= 1.0f + expf(results.sink[to.head] - block.shrinks()[row]);
-      }
+    for (int m = first_m; m < O_M && m < first_m + AT_ONCE; ++m) {
 #pragma unroll
       for (int n = 0; n < 2 * UNITS; ++n) {
-        const int column = block.warp * UNITS * 16 + n * 8 + block.lane % 4 * 2;
-        if (column >= LATENT) break;
-        const float left = total == 0.0f ? 0.0f : sums[m][n][2 * half] * factor;
-        const float right = total == 0.0f ? 0.0f : sums[m][n][2 * half + 1] * factor;
-        if (whole) {
-          const long long at = results.out_strides(to.request, to.query, to.head) + column;
-          write_pair(results.out + at, left, right);
-        } else {
-          write_pair(results.partials + (slot_row + row) * LATENT + column, left, right);
-        }
+        const int column = (block.warp * UNITS * 2 + n) * 8 + block.lane % 4 * 2;
+        if (column >= 16 * COLUMN_UNITS) break;
+        float* to = passing + ((m - first_m) * 16 + block.lane / 4) * STRIDE + column;
+        *reinterpret_cast<float2*>(to) = make_float2(sums[m][n][0], sums[m][n][1]);
+        *reinterpret_cast<float2*>(to + 8 * STRIDE) = make_float2(sums[m][n][2], sums[m][n][3]);
       }
     }
+    __syncthreads();
+    const int first = first_row + first_m * 16;
+    const int rows = min(16 * min(AT_ONCE, O_M - first_m), row_count - first);
+#pragma unroll 1
+    for (int i = block.thread; i < rows * PIECES; i += THREADS) {
+      const int row = i / PIECES, column = i % PIECES * 8;
+      const Row to(sequences, item.sequence, first + row);
+      const float total = sum_of_row(block, first_m * 16 + row);
+      float factor = value_scale / total;
+      if (item.parts.count == 1 && results.sink != nullptr) {
+        factor *= share_beside(results.sink[to.head], block.shrinks()[first_m * 16 + row]);
+      }
+      float values[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float sum = passing[row * STRIDE + column + j];
+        values[j] = total == 0.0f ? 0.0f : sum * factor;
+      }
+      if (item.parts.count > 1) {
+        const long long slot = item.parts.slot(item.index);
+        store(results.partials + (slot * row_count + first + row) * LATENT + column, values);
+      } else {
+        store(results.out + results.out_strides(to.request, to.query, to.head) + column, values);
+      }
+    }
+    __syncthreads();
   }
 }
 
@@ -555,10 +624,11 @@ __device__ __forceinline__ void attend(const Block& block, const AllSequences& s
                                        const char* cache, const Queries& queries,
                                        const Results& results, const WorkItem& item,
                                        int first_row, float scale, float value_scale) {
+  const KeyLayout& layout = sequences.keys.layout;
   const RequestKeys keys(sequences.keys, sequences.request(item.sequence));
   const int query = sequences.first_query(item.sequence);
   const Span common = seen_by_all(keys);
-  KeyCopier copier = {keys, keys.span(), query, cache};
+  const Span span = keys.span();
   Softmax softmax;
   Sums sums;
   softmax.clear();
@@ -566,28 +636,31 @@ __device__ __forceinline__ void attend(const Block& block, const AllSequences& s
 
   __syncthreads();  // the item before is done with shared memory
   load_queries(block, queries, sequences, item.sequence, first_row);
-  if (item.tiles.count() > 0) {
-    copier.find(block, item.tiles.first);
-    copier.start(block, 0);
-    copier.find(block, item.tiles.first + 1);
-  }
-  for (int tile = item.tiles.first, stage = 0; tile < item.tiles.end; ++tile, stage ^= 1) {
+  copy_ids(block, keys, span, query, item.tiles.first);
+  // The first two turns only start to copy: ids are needed a turn before their keys.
+  for (int tile = item.tiles.first - 2, stage = 0; tile < item.tiles.end; ++tile, stage ^= 1) {
+    const bool copied = tile >= item.tiles.first;
     cp_async_wait_all();
     __syncthreads();
-    if constexpr (PACKED) {
+    if (PACKED && copied) {
       restore_keys(block);
       __syncthreads();
     }
-    if (tile + 1 < item.tiles.end) {
-      copier.start(block, stage ^ 1);
-      copier.find(block, tile + 2);
+    if (tile + 1 >= item.tiles.first && tile + 1 < item.tiles.end) {
+      copy_keys(block, layout, cache, tile + 1, stage ^ 1);
     }
-    const int place = tile * TOKENS;
+    if (tile + 2 > item.tiles.first && tile + 2 < item.tiles.end) {
+      copy_ids(block, keys, span, query, tile + 2);
+    }
+    cp_async_commit();
+    if (!copied) continue;
+    PartialScores partial;
     Scores scores;
-    multiply_keys(block, block.keys(stage), scores);
-    add_halves(block, scores);
-    mask(block, keys, first_row, place, place >= common.first && place + TOKENS <= common.end,
-         stage, scores);
+    multiply_keys(block, block.keys(stage), partial);
+    add_halves(block, partial, scores);
+    const int place = tile * TOKENS;
+    mask(block, keys, first_row, tile, place >= common.first && place + TOKENS <= common.end,
+         scores);
     softmax.add(block, scores, scale);
     __syncthreads();
     add_values(block, block.keys(stage), sums);
@@ -632,7 +705,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attend(block, sequences, cache, queries, results, item, row_block * ROWS, scale, of_rows);
   };
   if constexpr (CUT == SHARES) {
-    long long* sums = reinterpret_cast<long long*>(shared + AT_SUMS);
+    int* sums = reinterpret_cast<int*>(shared + AT_SUMS);
     Share<TOKENS, OVERHEAD, THREADS, SPARSE> share(sequences, groups, blockIdx.x / row_blocks, sums);
     WorkItem item;
     while (share.next(item)) work(item);

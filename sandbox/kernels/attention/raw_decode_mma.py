@@ -28,7 +28,6 @@ PIECE_TOKENS = 1024
 """Keys that a deterministic call sums up at a time: part of what its results are."""
 OVERHEAD = 2
 """Tiles of keys that take as long as loading a sequence's queries and writing its results."""
-QK_UNROLL = 4
 MERGE_THREADS = 128
 HOST_SMS = 4
 """On the host shares are as many as if there were so many SMs, whatever its cores."""
@@ -58,7 +57,7 @@ class Shape:
         total = self.rows * _tile_row_bytes(width) + (keys if raw_bytes else 2 * keys)
         total += self.tokens * -(-raw_bytes // 16) * 16
         total += self.rows * _tile_row_bytes(self.tokens)
-        return total + 4 * (self.groups + 1) * self.rows + 2 * self.tokens + 8 * (self.warps + 3)
+        return total + 4 * (self.groups + 1) * self.rows + 12 * self.tokens + 4 * (self.warps + 3)
 
     def result_registers(self, latent: int) -> int:
         units = -(-latent // 16)
@@ -134,9 +133,8 @@ def unsupported(
         return f"rows of q are not at multiples of {vector} bytes"
     if copy_bytes(cache) < (4 if FORMATS[cache_format].packed else 16):
         return "rows of the cache are not at multiples of 16 bytes (packed ones: of 4)"
-    pair = 2 * out.dtype.itemsize
-    if any(place % pair for place in (arrays.address(out), *out.strides[:3])):
-        return "rows of out are not at multiples of two elements"
+    if any(place % 16 for place in (arrays.address(out), *out.strides[:3])):
+        return "rows of out are not at multiples of 16 bytes"
     if shape_for(q, cache, indices, kv_lora_rank, cache_format) is None:
         return f"rows of {q.shape[3]} values do not fit this GPU's shared memory and registers"
     return None
@@ -202,15 +200,16 @@ def raw_mma(**arguments: Any) -> None:
         "OUT": out.dtype,
         "HEADS": heads,
         "SPARSE": indices is not None,
+        "TREE": arguments["tree_mask"] is not None,
         "ROWS": shape.rows,
         "TOKENS": shape.tokens,
         "WARPS": shape.warps,
         "QK_M": shape.qk_m,
         "QK_K": shape.qk_k,
-        "QK_UNROLL": QK_UNROLL,
         "CUT": cut.kind,
         "OVERHEAD": OVERHEAD,
         "COPY_BYTES": copy_bytes(cache),
+        "BLOCK_SIZE": cache.shape[1],
         "SHARED": shared_bytes,
     }
     ATTEND(

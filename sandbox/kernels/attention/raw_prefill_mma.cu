@@ -141,8 +141,8 @@ struct Requests {
   }
 };
 
-// Keeps tiles of keys and values coming. `keys` and `values` are called by turns, and when one
-// returns, the tile that starts at key `first` is there for all threads.
+// Keeps tiles of keys and values coming. `keys`, `ahead` and `values` are called by turns. When `keys`
+// or `values` returns, the tile that starts at key `first` is there for all threads.
 struct Feed {
   char* shared;
   const char* next_keys;
@@ -197,11 +197,20 @@ struct Feed {
     } else {
       cp_async_wait<0>();
       __syncthreads();
-      begin_values(V_STAGES == 2 ? first + BLOCK_K : first);
-      if (V_STAGES == 1) cp_async_commit();
-      if (K_STAGES == 2) begin_keys(first + BLOCK_K);
-      if (K_STAGES == 2) cp_async_commit();
+      if (V_STAGES == 1) {
+        begin_values(first);
+        cp_async_commit();
+      }
     }
+  }
+
+  // After the scores. What has room for a tile more is not asked for before, so that the copies do
+  // not stand in the way of the first products.
+  __device__ __forceinline__ void ahead(int first) {
+    if (CODES || K_STAGES + V_STAGES == 2) return;
+    if (K_STAGES == 2) begin_keys(first + BLOCK_K);
+    if (V_STAGES == 2) begin_values(first + BLOCK_K);
+    cp_async_commit();
   }
 
   __device__ __forceinline__ void values(int first) {
@@ -211,11 +220,13 @@ struct Feed {
       begin_values(first + BLOCK_K);
       cp_async_commit();
       __syncthreads();
-    } else if constexpr (V_STAGES == 1) {
-      cp_async_wait<K_STAGES - 1>();
+    } else if constexpr (K_STAGES == 1 || V_STAGES == 1) {
+      if (V_STAGES == 1) cp_async_wait<K_STAGES - 1>();
       __syncthreads();
-      if (K_STAGES == 1) begin_keys(first + BLOCK_K);
-      if (K_STAGES == 1) cp_async_commit();
+      if (K_STAGES == 1) {
+        begin_keys(first + BLOCK_K);
+        cp_async_commit();
+      }
     }
   }
 };
@@ -520,6 +531,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       }
       softmax.raise(top, sums);
     }
+    feed.ahead(first);
     feed.values(first);
     if (sees) {
       const int value_place = fresh(query_place) % (16 * PANEL_BYTES);

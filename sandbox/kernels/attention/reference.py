@@ -42,7 +42,7 @@ def prefill_attention(
     for first_q, end_q, first_k, end_k in zip(bounds_q, bounds_q[1:], bounds_k, bounds_k[1:]):
         n, m = end_q - first_q, end_k - first_k
         at_once = max(1, SCORES_AT_ONCE // max(1, n * m))
-        seen = xp.arange(m) <= m - n + xp.arange(n)[:, None] if causal else True
+        seen = xp.arange(m) <= m - n + xp.arange(n)[:, None] if causal else None
         for first in range(0, heads, at_once):
             some = slice(first, first + at_once)
             queries, keys, values = (
@@ -122,7 +122,7 @@ def decode_attention(
 
 Keys = tuple[int, slice, Any, Any, Any]
 """A request, its queries in question, their keys' places (positions or entries), slots, and who
-sees which, `[queries, keys]`."""
+sees which, `[queries, keys]`, or None where all see all."""
 
 
 def _paged_keys(
@@ -165,7 +165,7 @@ def _chosen_keys(cache: Any, indices: Any) -> Iterator[Keys]:
         for token in range(tokens):
             chosen = indices[request, token].astype(np.int64)
             places = xp.flatnonzero((chosen >= 0) & (chosen < cache.shape[0] * cache.shape[1]))
-            yield request, slice(token, token + 1), places, chosen[places], True
+            yield request, slice(token, token + 1), places, chosen[places], None
 
 
 def _restored(rows: Any, cache_format: str, k_scale: Any, L: int, width: int) -> Any:
@@ -182,10 +182,12 @@ def _numbers(values: Any, descale: Any) -> Any:
 
 
 def _softmax(xp: Any, scores: Any, seen: Any) -> tuple[Any, Any]:
-    """Weights and natural LSE over the last axis; no key seen gives zeros and -inf."""
+    """Weights and natural LSE over the last axis; no key seen gives zeros and -inf. `seen` says
+    which scores count, None that all do."""
     if not scores.shape[-1]:
         return scores, xp.full(scores.shape[:-1], -np.inf)
-    scores = xp.where(seen, scores, -np.inf)
+    if seen is not None:
+        scores = xp.where(seen, scores, -np.inf)
     top = scores.max(axis=-1, keepdims=True)
     weights = xp.exp(scores - xp.where(top == -np.inf, 0.0, top))
     total = weights.sum(axis=-1, keepdims=True)
