@@ -17,6 +17,28 @@ template <int Rows, int Columns> struct Tile {
   }
 };
 
+// threadIdx.x, kept in a register: to read it anew, as the compiler prefers to, takes long.
+__device__ __forceinline__ int kept_thread() {
+#ifndef SANDBOX_HOST
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+#else
+  return threadIdx.x;
+#endif
+}
+
+// 2 to the power of a score less the largest: subnormal results are 0.
+__device__ __forceinline__ float power_of_2(float exponent) {
+#ifndef SANDBOX_HOST
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
+  return power;
+#else
+  return exp2f(exponent);
+#endif
+}
+
 // What one lane loads of a tile: the place of its first piece, from which others follow without much
 // arithmetic.
 template <class Tile> struct Lane {
@@ -34,16 +56,17 @@ template <class Tile> struct Lane {
 // Lanes for ldmatrix of four matrices, from `row` and `piece` on. A left factor of mma_m16n8k16: 16
 // rows by 16 columns. Two right factors: each 8 rows by 16 columns. Two right factors of which rows
 // are the summed index, transposed: 16 rows by 8 columns each.
-template <class Tile> __device__ __forceinline__ Lane<Tile> left_lane(int row, int piece) {
-  const int lane = threadIdx.x % 32;
+template <class Tile>
+__device__ __forceinline__ Lane<Tile> left_lane(int lane, int row, int piece) {
   return {Tile::place(row + (lane & 15), piece + (lane >> 4))};
 }
-template <class Tile> __device__ __forceinline__ Lane<Tile> right_lane(int row, int piece) {
-  const int lane = threadIdx.x % 32;
+template <class Tile>
+__device__ __forceinline__ Lane<Tile> right_lane(int lane, int row, int piece) {
   return {Tile::place(row + (lane & 7) + (lane >> 4) * 8, piece + (lane >> 3 & 1))};
 }
-template <class Tile> __device__ __forceinline__ Lane<Tile> transposed_lane(int row, int piece) {
-  return left_lane<Tile>(row, piece);
+template <class Tile>
+__device__ __forceinline__ Lane<Tile> transposed_lane(int lane, int row, int piece) {
+  return left_lane<Tile>(lane, row, piece);
 }
 
 // Two neighbouring right factors from one load.

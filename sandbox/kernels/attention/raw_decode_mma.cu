@@ -93,9 +93,9 @@ struct Block {
 
   __device__ __forceinline__ explicit Block(char* shared)
       : shared(shared),
-        thread(threadIdx.x),
-        lane(threadIdx.x % 32),
-        warp(threadIdx.x / 32),
+        thread(kept_thread()),
+        lane(thread % 32),
+        warp(thread / 32),
         qk_m(warp / (QK_N * QK_K)),
         qk_n(warp / QK_K % QK_N),
         qk_k(warp % QK_K) {}
@@ -104,8 +104,9 @@ struct Block {
     return shared + AT_KEYS + (PACKED ? 0 : stage) * KeyTile::BYTES;
   }
   __device__ __forceinline__ char* weights() const { return shared + AT_WEIGHTS; }
-  __device__ __forceinline__ float* tops() const {
-    return reinterpret_cast<float*>(shared + AT_TOPS);
+  // GROUPS numbers of each row, one of each group.
+  __device__ __forceinline__ float* tops(int row) const {
+    return reinterpret_cast<float*>(shared + AT_TOPS) + row * GROUPS;
   }
   __device__ __forceinline__ float* shrinks() const {
     return reinterpret_cast<float*>(shared + AT_SHRINKS);
@@ -169,29 +170,15 @@ __device__ __forceinline__ void copy_keys(const Block& block, const KeyLayout& l
     if (TOKENS % ROWS_AT_ONCE != 0 && row >= TOKENS) break;
     const long long offset =
         row_offset_of(layout, block.ids(tile)[row], tile * TOKENS + row, BLOCK_SIZE, SPARSE);
-    const char* from = cache + offset + part * COPY_BYTES;
+    const char* from = cache + max(offset, 0LL) + part * COPY_BYTES;
     char* to = PACKED ? block.shared + AT_RAW + row * RAW_STRIDE + part * COPY_BYTES
                       : block.keys(stage) + KeyTile::place(row, part);
-    const auto each = [&](auto action) {
 #pragma unroll
-      for (int at = 0; at < ROW_ROOM; at += 8 * COPY_BYTES) {
-        if (at + 8 * COPY_BYTES <= ROW_ROOM || at + part * COPY_BYTES < ROW_ROOM) action(at);
+    for (int at = 0; at < ROW_ROOM; at += 8 * COPY_BYTES) {
+      const bool real = at + 8 * COPY_BYTES <= RAW_BYTES || at + part * COPY_BYTES < RAW_BYTES;
+      if (at + 8 * COPY_BYTES <= ROW_ROOM || at + part * COPY_BYTES < ROW_ROOM) {
+        cp_async_if<COPY_BYTES>(real && offset >= 0, to + at, from + at);
       }
-    };
-    const auto clear = [&](int at) {
-      *reinterpret_cast<Vector<COPY_BYTES>*>(to + at) = Vector<COPY_BYTES>{};
-    };
-    const auto copy = [&](int at) {
-      if (at + 8 * COPY_BYTES <= RAW_BYTES || at + part * COPY_BYTES < RAW_BYTES) {
-        cp_async<COPY_BYTES>(to + at, from + at);
-      } else {
-        clear(at);
-      }
-    };
-    if (offset >= 0) {
-      each(copy);
-    } else {
-      each(clear);
     }
   }
 }
@@ -244,8 +231,8 @@ __device__ __forceinline__ void multiply_keys(const Block& block, const char* ke
     }
   }
   constexpr int STEPS = (KeyTile::STEPS + QK_K - 1) / QK_K;
-  const auto query_lane = left_lane<QueryTile>(block.qk_m * S_ROWS, 2 * block.qk_k);
-  const auto key_lane = right_lane<KeyTile>(block.qk_n * S_TOKENS, 2 * block.qk_k);
+  const auto query_lane = left_lane<QueryTile>(block.lane, block.qk_m * S_ROWS, 2 * block.qk_k);
+  const auto key_lane = right_lane<KeyTile>(block.lane, block.qk_n * S_TOKENS, 2 * block.qk_k);
   const auto missing = [&](int i) {
     return KeyTile::STEPS % QK_K != 0 && i == STEPS - 1 && block.qk_k != 0;
   };
@@ -323,6 +310,14 @@ __device__ __forceinline__ float quad_sum(float value) {
 constexpr float LN_2 = 0.69314718056f;
 constexpr float LOG2_E = 1.44269504089f;
 
+struct alignas(4 * GROUPS) Groups {
+  float of[GROUPS];
+};
+
+__device__ __forceinline__ Groups groups_of(const float* row) {
+  return *reinterpret_cast<const Groups*>(row);
+}
+
 // Weights are relative to a row's largest score of earlier tiles until one is 2 to this power times
 // as large, for results need all registers' multiplication then.
 constexpr float MOST_GROWTH = 8.0f;
@@ -358,37 +353,38 @@ struct Softmax {
         }
         largest = quad_max(largest);
         if (block.lane % 4 == 0) {
-          block.tops()[block.group() * ROWS + block.score_row(m, half)] = largest;
+          block.tops(block.score_row(m, half))[block.group()] = largest;
         }
       }
     }
     __syncthreads();
+    const Lane<WeightTile> lane = {
+        WeightTile::place(block.score_row(0, 0), block.score_token(0) / 8)};
+    char* weights = block.weights() + block.lane % 4 * 4;
 #pragma unroll
     for (int m = 0; m < S_M; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = block.score_row(m, half);
-        float largest = NO_KEY_LSE;
+        const Groups tops = groups_of(block.tops(row));
+        float largest = tops.of[0];
 #pragma unroll
-        for (int group = 0; group < GROUPS; ++group) {
-          largest = fmaxf(largest, block.tops()[group * ROWS + row]);
-        }
+        for (int group = 1; group < GROUPS; ++group) largest = fmaxf(largest, tops.of[group]);
         float shrink = 1.0f;
         if ((largest - top[m][half]) * scale > MOST_GROWTH) {
-          shrink = exp2f((top[m][half] - largest) * scale);
+          shrink = power_of_2((top[m][half] - largest) * scale);
           top[m][half] = largest;
         }
         const float shift = finite_top(top[m][half]) * scale;
         float added = 0.0f;
 #pragma unroll
         for (int n = 0; n < OWN; ++n) {
-          const float left = exp2f(fmaf(scores[m][n][2 * half], scale, -shift));
-          const float right = exp2f(fmaf(scores[m][n][2 * half + 1], scale, -shift));
+          const float left = power_of_2(fmaf(scores[m][n][2 * half], scale, -shift));
+          const float right = power_of_2(fmaf(scores[m][n][2 * half + 1], scale, -shift));
           added += left + right;
-          const int token = block.score_token(n);
           const float pair[2] = {left, right};
-          *reinterpret_cast<unsigned int*>(block.weights() + WeightTile::place(row, token / 8) +
-                                           token % 8 * 2) = pack<ELEMENT, 4>(pair);
+          *reinterpret_cast<unsigned int*>(weights + lane.at(m * 16 + half * 8, n)) =
+              pack<ELEMENT, 4>(pair);
         }
         sum[m][half] = sum[m][half] * shrink + added;
         if (block.group() == 0 && block.lane % 4 == 0) block.shrinks()[row] = shrink;
@@ -405,7 +401,7 @@ struct Softmax {
       for (int half = 0; half < 2; ++half) {
         const float total = quad_sum(sum[m][half]);
         if (block.lane % 4 == 0) {
-          block.tops()[block.group() * ROWS + block.score_row(m, half)] = total;
+          block.tops(block.score_row(m, half))[block.group()] = total;
         }
       }
     }
@@ -413,9 +409,10 @@ struct Softmax {
 };
 
 __device__ __forceinline__ float sum_of_row(const Block& block, int row) {
+  const Groups sums = groups_of(block.tops(row));
   float total = 0.0f;
 #pragma unroll
-  for (int group = 0; group < GROUPS; ++group) total += block.tops()[group * ROWS + row];
+  for (int group = 0; group < GROUPS; ++group) total += sums.of[group];
   return total;
 }
 
@@ -455,8 +452,8 @@ __device__ __forceinline__ void add_values(const Block& block, const char* keys,
       }
     }
   }
-  const auto weight_lane = left_lane<WeightTile>(0, 0);
-  const auto value_lane = transposed_lane<KeyTile>(0, 0);
+  const auto weight_lane = left_lane<WeightTile>(block.lane, 0, 0);
+  const auto value_lane = transposed_lane<KeyTile>(block.lane, 0, 0);
   const int units = min(UNITS, COLUMN_UNITS - block.warp * UNITS);
 #pragma unroll
   for (int step = 0; step < TOKENS / 16; ++step) {

@@ -26,7 +26,7 @@ constexpr int WORK_AT = WAITING_VALUES_AT + ValueCopy::WAITING_BYTES;
 
 using Scores = float[M_TILES][BLOCK_K / 8][4];
 using Sums = float[M_TILES][ValueTile::PADDED / 8][4];
-using Weights = unsigned int[M_TILES][4];
+using Weights = unsigned int[BLOCK_K / 16][M_TILES][4];
 
 struct Strides {  // bytes of the inputs, elements of the outputs
   long long token, head;
@@ -364,11 +364,14 @@ struct Softmax {
     return pack_pair(low, high, Number());
   }
 
-  __device__ __forceinline__ void weigh(Weights& weights, const Scores& scores, int keys) {
+  __device__ __forceinline__ void weigh(Weights& weights, const Scores& scores) {
 #pragma unroll
-    for (int m = 0; m < M_TILES; ++m) {
+    for (int step = 0; step < BLOCK_K / 16; ++step) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) weights[m][i] = weigh(scores, keys, m, i);
+      for (int m = 0; m < M_TILES; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) weights[step][m][i] = weigh(scores, step, m, i);
+      }
     }
   }
 
@@ -379,18 +382,13 @@ struct Softmax {
   }
 };
 
-// Adds the weighted values of a tile. The weights of the next 16 keys are made between the products
-// of these.
-__device__ __forceinline__ void add_values(Sums& sums, Softmax& softmax, const Scores& scores,
-                                           const char* values, int value_place) {
-  constexpr int BLOCKS = ValueTile::PADDED / 16, STEPS = BLOCK_K / 16, MADE = 4 * M_TILES;
-  Weights weights;
-  softmax.weigh(weights, scores, 0);
+// Adds the weighted values of a tile.
+__device__ __forceinline__ void add_values(Sums& sums, const Weights& weights, const char* values,
+                                           int value_place) {
 #pragma unroll
-  for (int step = 0; step < STEPS; ++step) {
-    Weights next;
+  for (int step = 0; step < BLOCK_K / 16; ++step) {
 #pragma unroll
-    for (int block = 0; block < BLOCKS; ++block) {
+    for (int block = 0; block < ValueTile::PADDED / 16; ++block) {
       unsigned int b[4];
       ldmatrix_trans(b, ValueTile::block(values, value_place, step, block));
 #pragma unroll
@@ -399,19 +397,9 @@ __device__ __forceinline__ void add_values(Sums& sums, Softmax& softmax, const S
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m) {
           float(&sum)[4] = sums[m][2 * block + i];
-          mma_m16n8k16<Number>(sum, weights[m], half, sum);
+          mma_m16n8k16<Number>(sum, weights[step][m], half, sum);
         }
       }
-      if (step + 1 < STEPS) {
-#pragma unroll
-        for (int i = MADE * block / BLOCKS; i < MADE * (block + 1) / BLOCKS; ++i) {
-          next[i / 4][i % 4] = softmax.weigh(scores, step + 1, i / 4, i % 4);
-        }
-      }
-    }
-    if (step + 1 < STEPS) {
-#pragma unroll
-      for (int i = 0; i < MADE; ++i) weights[i / 4][i % 4] = next[i / 4][i % 4];
     }
   }
 }
@@ -520,6 +508,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   for (int first = 0; first < feed.count; first += BLOCK_K) {
     const bool sees = first < some_see;
     Scores scores;
+    Weights weights;
     feed.keys(first);
     if (sees) {
       score(scores, shared, feed.key_tile(first), fresh(query_place), fresh(key_place));
@@ -530,12 +519,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         find_maxima(top, scores);
       }
       softmax.raise(top, sums);
+      softmax.weigh(weights, scores);
     }
     feed.ahead(first);
     feed.values(first);
     if (sees) {
       const int value_place = fresh(query_place) % (16 * PANEL_BYTES);
-      add_values(sums, softmax, scores, feed.value_tile(first), value_place);
+      add_values(sums, weights, feed.value_tile(first), value_place);
     }
   }
 

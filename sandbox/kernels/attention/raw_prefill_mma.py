@@ -136,7 +136,7 @@ def _strides(arguments: dict[str, Any]) -> bytes:
 
 
 def _out_elements(out: Any) -> int:
-    """Results that can be stored at once wherever the first of them is a multiple of that: 8, 2, 1."""
+    """How many results can be stored at once wherever a multiple of them begins: 8, 2 or 1."""
     item = out.dtype.itemsize
     places = 8 | arrays.address(out) // item | out.shape[2]
     for length, stride in zip(out.shape[:2], out.strides):

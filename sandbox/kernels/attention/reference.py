@@ -106,9 +106,7 @@ def decode_attention(
         queries = _numbers(q[request, asked], q_descale).swapaxes(0, 1)
         weights, found = _softmax(xp, softmax_scale * queries @ keys.T, seen)
         if sink is not None:
-            with np.errstate(over="ignore"):
-                others = xp.exp(sink.astype(np.float64)[:, None] - found)
-            weights = weights / (1 + others)[..., None]
+            weights = weights * _share_beside(xp, sink, found)[..., None]
         final[request, asked] = (weights @ keys[:, :kv_lora_rank]).swapaxes(0, 1)
         lse[request, asked] = found.T
         if masses is not None:
@@ -172,6 +170,13 @@ def _restored(rows: Any, cache_format: str, k_scale: Any, L: int, width: int) ->
     fmt = FORMATS[cache_format]
     scale = None if k_scale is None else float(k_scale[0])
     return fmt.decode(rows, Widths(L, width - L), k_scale=scale).astype(np.float64)
+
+
+def _share_beside(xp: Any, sink: Any, lse: Any) -> Any:
+    """What each head's sink `[N]` leaves to keys with LSEs `[N, S]`."""
+    with np.errstate(over="ignore"):
+        others = xp.exp(sink.astype(np.float64)[:, None] - xp.where(lse == -np.inf, 0.0, lse))
+    return 1 / (1 + others)
 
 
 def _numbers(values: Any, descale: Any) -> Any:

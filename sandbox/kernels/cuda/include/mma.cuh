@@ -118,6 +118,26 @@ __device__ __forceinline__ void cp_async(void* shared, const void* global,
   }
 }
 
+// The same of all bytes, or of none: zeros where `there` is false, whatever the address then is.
+template <int bytes>
+__device__ __forceinline__ void cp_async_if(bool there, void* shared, const void* global) {
+  static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
+  const unsigned int address = (unsigned int)__cvta_generic_to_shared(shared);
+  if constexpr (bytes == 16) {
+    asm volatile(
+        "{\n\t.reg .pred ignored;\n\tsetp.eq.u32 ignored, %2, 0;\n\t"
+        "cp.async.cg.shared.global [%0], [%1], 16, ignored;\n\t}" ::"r"(address),
+        "l"(global), "r"((unsigned int)there)
+        : "memory");
+  } else {
+    asm volatile(
+        "{\n\t.reg .pred ignored;\n\tsetp.eq.u32 ignored, %2, 0;\n\t"
+        "cp.async.ca.shared.global [%0], [%1], %3, ignored;\n\t}" ::"r"(address),
+        "l"(global), "r"((unsigned int)there), "n"(bytes)
+        : "memory");
+  }
+}
+
 // Ends a group of copies: those that this thread started since the last.
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -163,6 +183,12 @@ template <int bytes>
 void cp_async(void* shared, const void* global, int source_bytes = bytes, SANDBOX_WHERE) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
   sandbox_async_copy(shared, global, bytes, source_bytes, SANDBOX_SITE("cp_async"));
+}
+
+template <int bytes>
+void cp_async_if(bool there, void* shared, const void* global, SANDBOX_WHERE) {
+  static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
+  sandbox_async_copy(shared, global, bytes, there ? bytes : 0, SANDBOX_SITE("cp_async_if"));
 }
 
 inline void cp_async_commit() { sandbox_async_commit(); }
