@@ -14,7 +14,12 @@ from sandbox.kernels.cuda.host_runner import unavailable_reason
 OP = OPS["prefill_attention"]
 VARIANT = OP.variants["raw_mma"]
 Tiling = raw_prefill_mma.Tiling
-TILINGS = [*raw_prefill_mma.TILINGS, Tiling(2, 8, 64, 2, 1), Tiling(2, 8, 64, 2, 2)]
+TILINGS = [
+    *raw_prefill_mma.TILINGS,
+    Tiling(2, 4, 64, 1, 2),
+    Tiling(2, 8, 64, 2, 1),
+    Tiling(2, 8, 64, 2, 2),
+]
 
 needs_host = pytest.mark.skipif(bool(unavailable_reason()), reason=str(unavailable_reason()))
 

@@ -23,6 +23,8 @@ constexpr int VALUES_AT = KEYS_AT + K_STAGES * KeyTile::BYTES;
 constexpr int WAITING_KEYS_AT = VALUES_AT + V_STAGES * ValueTile::BYTES;
 constexpr int WAITING_VALUES_AT = WAITING_KEYS_AT + KeyCopy::WAITING_BYTES;
 constexpr int WORK_AT = WAITING_VALUES_AT + ValueCopy::WAITING_BYTES;
+constexpr int WORK_BYTES = 32;
+static_assert(SHARED_BYTES == WORK_AT + WORK_BYTES, "as raw_prefill_mma.py has it");
 
 using Scores = float[M_TILES][BLOCK_K / 8][4];
 using Sums = float[M_TILES][ValueTile::PADDED / 8][4];
@@ -53,7 +55,6 @@ __device__ __forceinline__ unsigned int pack_pair(float low, float high, __nv_bf
   memcpy(&bits, &pair, sizeof(bits));
   return bits;
 }
-__device__ __forceinline__ unsigned int pack_pair(float, float, float) { return 0; }  // never staged
 __device__ __forceinline__ unsigned int pack_pair(float low, float high, __half) {
   const __half2 pair = __floats2half2_rn(low, high);
   unsigned int bits;
@@ -85,8 +86,10 @@ struct Work {
   }
 };
 
-// The request of a tile of queries. Request r has tiles from first_row(r) / BLOCK_Q + r on, at least
-// as many as it needs; the rows that no request owns are those of one more request, without keys.
+static_assert(sizeof(Work) == WORK_BYTES, "as it lies in shared memory");
+
+// The request of a tile of queries. Request r has tiles from first_row(r) / BLOCK_Q + r on, at
+// least as many as it needs; the rows that no request owns are those of one more, without keys.
 struct Requests {
   const int* cu_seqlens_q;
   const int* cu_seqlens_k;
@@ -141,8 +144,8 @@ struct Requests {
   }
 };
 
-// Keeps tiles of keys and values coming. `keys`, `ahead` and `values` are called by turns. When `keys`
-// or `values` returns, the tile that starts at key `first` is there for all threads.
+// Keeps tiles of keys and values coming. `keys`, `ahead` and `values` are called by turns. When
+// `keys` or `values` returns, its tile that starts at key `first` is there for all threads.
 struct Feed {
   char* shared;
   const char* next_keys;
@@ -404,10 +407,11 @@ __device__ __forceinline__ void add_values(Sums& sums, const Weights& weights, c
   }
 }
 
+constexpr int PAIR_BYTES = 2 * int(sizeof(RESULT));
+
 // Rows of the result by columns as the sums lie in registers.
 __device__ __forceinline__ void store_row(RESULT* out, const Sums& sums, int m, int half,
                                           float factor) {
-  constexpr int PAIR_BYTES = 2 * int(sizeof(RESULT));
 #pragma unroll
   for (int n = 0; n < V_DIM / 8; ++n) {
     const float pair[2] = {sums[m][n][half * 2] * factor, sums[m][n][half * 2 + 1] * factor};
@@ -432,7 +436,7 @@ __device__ __forceinline__ void stage_row(char* shared, const Sums& sums, int m,
   for (int n = 0; n < V_DIM / 8; ++n) {
     const float pair[2] = {sums[m][n][half * 2] * factor, sums[m][n][half * 2 + 1] * factor};
     char* const chunk = shared + Tile<BLOCK_Q, V_DIM>::chunk(own_row(m, half), n);
-    reinterpret_cast<unsigned int*>(chunk)[threadIdx.x % 4] = pack_pair(pair[0], pair[1], RESULT());
+    reinterpret_cast<Vector<PAIR_BYTES>*>(chunk)[threadIdx.x % 4] = pack<RESULT, PAIR_BYTES>(pair);
   }
 }
 

@@ -217,6 +217,7 @@ def raw_mma(**arguments: Any) -> None:
             "K_STAGES": tiling.k_stages,
             "V_STAGES": tiling.v_stages,
             "BLOCKS_PER_SM": resident,
+            "SHARED_BYTES": shared_bytes,
         },
         shared_bytes=shared_bytes,
     )
