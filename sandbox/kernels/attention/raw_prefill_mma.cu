@@ -144,64 +144,63 @@ struct Requests {
   }
 };
 
-// Keeps tiles of keys and values coming. `keys`, `ahead` and `values` are called by turns. When
-// `keys` or `values` returns, its tile that starts at key `first` is there for all threads.
+// Keeps tiles of keys and values coming. `keys`, `ahead` and `values` are called by turns with the
+// number of keys left. When `keys` or `values` returns, its first tile of these is there for all.
 struct Feed {
   char* shared;
   const char* next_keys;
   const char* next_values;
   long long key_stride, value_stride;
-  int count;
 
-  __device__ __forceinline__ char* key_tile(int first) const {
-    return shared + KEYS_AT + (K_STAGES == 2 ? first / BLOCK_K % 2 * KeyTile::BYTES : 0);
+  static __device__ __forceinline__ int stage(int left) { return (left - 1) / BLOCK_K % 2; }
+  __device__ __forceinline__ char* key_tile(int left) const {
+    return shared + KEYS_AT + (K_STAGES == 2 ? stage(left) * KeyTile::BYTES : 0);
   }
-  __device__ __forceinline__ char* value_tile(int first) const {
-    return shared + VALUES_AT + (V_STAGES == 2 ? first / BLOCK_K % 2 * ValueTile::BYTES : 0);
+  __device__ __forceinline__ char* value_tile(int left) const {
+    return shared + VALUES_AT + (V_STAGES == 2 ? stage(left) * ValueTile::BYTES : 0);
   }
 
-  __device__ __forceinline__ void begin_keys(int first) {
-    if (first < count) {
-      KeyCopy::begin(key_tile(first), shared + WAITING_KEYS_AT, next_keys, key_stride,
-                     count - first);
+  __device__ __forceinline__ void begin_keys(int left) {
+    if (left > 0) {
+      KeyCopy::begin(key_tile(left), shared + WAITING_KEYS_AT, next_keys, key_stride, left);
       next_keys += BLOCK_K * key_stride;
     }
   }
-  __device__ __forceinline__ void begin_values(int first) {
-    if (first < count) {
-      ValueCopy::begin(value_tile(first), shared + WAITING_VALUES_AT, next_values, value_stride,
-                       count - first);
+  __device__ __forceinline__ void begin_values(int left) {
+    if (left > 0) {
+      ValueCopy::begin(value_tile(left), shared + WAITING_VALUES_AT, next_values, value_stride,
+                       left);
       next_values += BLOCK_K * value_stride;
     }
   }
 
-  __device__ __forceinline__ void start(const char* queries, long long stride, int rows) {
+  __device__ __forceinline__ void start(const char* queries, long long stride, int rows, int left) {
     if constexpr (CODES) {
-      begin_keys(0);
+      begin_keys(left);
       cp_async_commit();
-      begin_values(0);
+      begin_values(left);
       cp_async_commit();
       QueryCopy::at_once(shared, queries, stride, rows);
     } else {
       QueryCopy::begin(shared, nullptr, queries, stride, rows);
-      begin_keys(0);
-      if (V_STAGES == 2) begin_values(0);
+      begin_keys(left);
+      if (V_STAGES == 2) begin_values(left);
       cp_async_commit();
     }
   }
 
-  __device__ __forceinline__ void keys(int first) {
+  __device__ __forceinline__ void keys(int left) {
     if constexpr (CODES) {  // they wait where no other thread looks, so the next may come at once
       cp_async_wait<1>();
-      KeyCopy::finish(key_tile(first), shared + WAITING_KEYS_AT);
-      begin_keys(first + BLOCK_K);
+      KeyCopy::finish(key_tile(left), shared + WAITING_KEYS_AT);
+      begin_keys(left - BLOCK_K);
       cp_async_commit();
       __syncthreads();
     } else {
       cp_async_wait<0>();
       __syncthreads();
       if (V_STAGES == 1) {
-        begin_values(first);
+        begin_values(left);
         cp_async_commit();
       }
     }
@@ -209,25 +208,25 @@ struct Feed {
 
   // After the scores. What has room for a tile more is not asked for before, so that the copies do
   // not stand in the way of the first products.
-  __device__ __forceinline__ void ahead(int first) {
+  __device__ __forceinline__ void ahead(int left) {
     if (CODES || K_STAGES + V_STAGES == 2) return;
-    if (K_STAGES == 2) begin_keys(first + BLOCK_K);
-    if (V_STAGES == 2) begin_values(first + BLOCK_K);
+    if (K_STAGES == 2) begin_keys(left - BLOCK_K);
+    if (V_STAGES == 2) begin_values(left - BLOCK_K);
     cp_async_commit();
   }
 
-  __device__ __forceinline__ void values(int first) {
+  __device__ __forceinline__ void values(int left) {
     if constexpr (CODES) {
       cp_async_wait<1>();
-      ValueCopy::finish(value_tile(first), shared + WAITING_VALUES_AT);
-      begin_values(first + BLOCK_K);
+      ValueCopy::finish(value_tile(left), shared + WAITING_VALUES_AT);
+      begin_values(left - BLOCK_K);
       cp_async_commit();
       __syncthreads();
     } else if constexpr (K_STAGES == 1 || V_STAGES == 1) {
       if (V_STAGES == 1) cp_async_wait<K_STAGES - 1>();
       __syncthreads();
       if (K_STAGES == 1) {
-        begin_keys(first + BLOCK_K);
+        begin_keys(left - BLOCK_K);
         cp_async_commit();
       }
     }
@@ -472,7 +471,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   extern __shared__ __align__(1024) char shared[];
   Work& work = *reinterpret_cast<Work*>(shared + WORK_AT);
   Feed feed;
-  int some_see;
+  int left, seen;  // keys that are left for the block, and for the last query of the warp
   Softmax softmax;
   Sums sums = {};
   const int warp_row = threadIdx.x / 32 * WARP_ROWS;
@@ -486,7 +485,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     Work found = Requests{cu_seqlens_q, cu_seqlens_k, requests, tiles, q_rows, k_rows}.work(tile);
     if (found.queries == 0) return;
     found.head = group * group_heads + place - tile * heads_here;
-    some_see = warp_row < found.queries ? found.seen(warp_row + WARP_ROWS - 1) : 0;
+    seen = warp_row < found.queries ? found.seen(warp_row + WARP_ROWS - 1) : 0;
     const auto rows = [&](const ELEMENT* array, const Strides& by, long long first) {
       return reinterpret_cast<const char*>(array) + first * by.token + found.head * by.head;
     };
@@ -495,10 +494,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     feed.next_values = ValueCopy::own(rows(v, strides.v, found.first_key), strides.v.token);
     feed.key_stride = strides.k.token;
     feed.value_stride = strides.v.token;
-    feed.count = found.keys;
-    if (found.keys > 0) {
+    left = found.keys;
+    if (left > 0) {
       feed.start(QueryCopy::own(rows(q, strides.q, found.first_query), strides.q.token),
-                 strides.q.token, found.queries);
+                 strides.q.token, found.queries, left);
     }
     if (threadIdx.x == 0) work = found;  // what the loop rarely needs has no register
   }
@@ -509,27 +508,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const int query_place = kept(warp_row * PANEL_BYTES + lane_place<DOWN_FIRST>());
   const int key_place = lane_place<RIGHT_FIRST>();
 #pragma unroll 1
-  for (int first = 0; first < feed.count; first += BLOCK_K) {
-    const bool sees = first < some_see;
+  for (; left > 0; left -= BLOCK_K, seen -= BLOCK_K) {
     Scores scores;
     Weights weights;
-    feed.keys(first);
-    if (sees) {
-      score(scores, shared, feed.key_tile(first), fresh(query_place), fresh(key_place));
+    feed.keys(left);
+    if (seen > 0) {
+      score(scores, shared, feed.key_tile(left), fresh(query_place), fresh(key_place));
       RowMaxima top;
       find_maxima(top, scores);  // ahead of the branch, under way of the last products
-      if (first + BLOCK_K + (CAUSAL ? WARP_ROWS - 1 : 0) > some_see) {
-        hide_unseen(scores, work, first);
+      if (seen < BLOCK_K + (CAUSAL ? WARP_ROWS - 1 : 0)) {
+        hide_unseen(scores, work, work.keys - left);
         find_maxima(top, scores);
       }
       softmax.raise(top, sums);
       softmax.weigh(weights, scores);
     }
-    feed.ahead(first);
-    feed.values(first);
-    if (sees) {
+    feed.ahead(left);
+    feed.values(left);
+    if (seen > 0) {
       const int value_place = fresh(query_place) % (16 * PANEL_BYTES);
-      add_values(sums, weights, feed.value_tile(first), value_place);
+      add_values(sums, weights, feed.value_tile(left), value_place);
     }
   }
 

@@ -60,8 +60,9 @@ __device__ __forceinline__ unsigned int halves_from_codes(unsigned int codes) {
 }
 
 // Rows from global memory to a tile by all threads. A thread has a piece of 16 bytes of every
-// panel, of every STEP-th row. `begin` starts asynchronous copies, which `finish` ends once they have been
-// waited for; `own` is the thread's place in the first row, those from row `count` on become zero.
+// panel, of every STEP-th row. `begin` starts asynchronous copies, which `finish` ends once they
+// have been waited for. `own` is the thread's place in the first row; rows from `count` on become
+// zero.
 template <class Element, int Height, int Columns, int Threads> struct TileCopy {
   using Into = Tile<Height, Columns>;
   static constexpr bool CODES = sizeof(Element) == 1;
