@@ -203,16 +203,20 @@ struct Feed {
         begin_values(left);
         cp_async_commit();
       }
+      if (EARLY) begin_next(left);
     }
   }
 
-  // After the scores. What has room for a tile more is not asked for before, so that the copies do
-  // not stand in the way of the first products.
+  // After the scores: what is not wanted early would stand in the way of the first products.
   __device__ __forceinline__ void ahead(int left) {
-    if (CODES || K_STAGES + V_STAGES == 2) return;
+    if (!CODES && !EARLY) begin_next(left);
+  }
+
+  // What has room for a tile more.
+  __device__ __forceinline__ void begin_next(int left) {
     if (K_STAGES == 2) begin_keys(left - BLOCK_K);
     if (V_STAGES == 2) begin_values(left - BLOCK_K);
-    cp_async_commit();
+    if (K_STAGES == 2 || V_STAGES == 2) cp_async_commit();
   }
 
   __device__ __forceinline__ void values(int left) {
@@ -233,6 +237,8 @@ struct Feed {
   }
 };
 
+// Of the first Keys of a tile.
+template <int Keys>
 __device__ __forceinline__ void score(Scores& scores, const char* queries, const char* keys,
                                       int query_place, int key_place) {
   const float zero[4] = {};
@@ -244,7 +250,7 @@ __device__ __forceinline__ void score(Scores& scores, const char* queries, const
       ldmatrix(a[m], QueryTile::block(queries, query_place, m, step));
     }
 #pragma unroll
-    for (int pair = 0; pair < BLOCK_K / 16; ++pair) {
+    for (int pair = 0; pair < Keys / 16; ++pair) {
       unsigned int b[4];
       ldmatrix(b, KeyTile::block(keys, key_place, pair, step));
 #pragma unroll
@@ -384,11 +390,12 @@ struct Softmax {
   }
 };
 
-// Adds the weighted values of a tile.
+// Adds the weighted values of the first Keys of a tile.
+template <int Keys>
 __device__ __forceinline__ void add_values(Sums& sums, const Weights& weights, const char* values,
                                            int value_place) {
 #pragma unroll
-  for (int step = 0; step < BLOCK_K / 16; ++step) {
+  for (int step = 0; step < Keys / 16; ++step) {
 #pragma unroll
     for (int block = 0; block < ValueTile::PADDED / 16; ++block) {
       unsigned int b[4];
@@ -513,7 +520,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     Weights weights;
     feed.keys(left);
     if (seen > 0) {
-      score(scores, shared, feed.key_tile(left), fresh(query_place), fresh(key_place));
+      const int here_query = fresh(query_place), here_key = fresh(key_place);
+      if (HALF_TILES && seen <= BLOCK_K / 2) {
+        score<BLOCK_K / 2>(scores, shared, feed.key_tile(left), here_query, here_key);
+      } else {
+        score<BLOCK_K>(scores, shared, feed.key_tile(left), here_query, here_key);
+      }
       RowMaxima top;
       find_maxima(top, scores);  // ahead of the branch, under way of the last products
       if (seen < BLOCK_K + (CAUSAL ? WARP_ROWS - 1 : 0)) {
@@ -527,7 +539,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     feed.values(left);
     if (seen > 0) {
       const int value_place = fresh(query_place) % (16 * PANEL_BYTES);
-      add_values(sums, weights, feed.value_tile(left), value_place);
+      if (HALF_TILES && seen <= BLOCK_K / 2) {
+        add_values<BLOCK_K / 2>(sums, weights, feed.value_tile(left), value_place);
+      } else {
+        add_values<BLOCK_K>(sums, weights, feed.value_tile(left), value_place);
+      }
     }
   }
 

@@ -24,6 +24,8 @@ OTHER_REGISTERS = 80
 """What a thread needs beside its scores and sums."""
 ACCUMULATORS = 192
 """Scores and sums that a thread can hold."""
+HALF_TILES = True
+"""Whether a warp spares half of a tile of which it sees only the other half."""
 L2_SHARE = 0.6
 """Part of L2 that the keys and values of the heads under way may take."""
 WAVES = 2
@@ -32,13 +34,14 @@ WAVES = 2
 
 class Tiling(NamedTuple):
     """`16 * m_tiles * warps` queries a block against `block_k` keys at a time; how many tiles of
-    keys and of values there is room for."""
+    keys and of values there is room for; whether the next is asked for before the scores."""
 
     m_tiles: int
     warps: int
     block_k: int
     k_stages: int
     v_stages: int
+    early: bool = False
 
     @property
     def block_q(self) -> int:
@@ -65,8 +68,10 @@ TILINGS = (
     Tiling(1, 4, 32, 1, 1),
     Tiling(1, 2, 32, 1, 1),
 )
-"""The first that fits is taken, for few queries the first with at most `FEW_QUERIES` a block."""
+"""The first that fits is taken; the first of few queries a block where requests have no more than
+`FEW_QUERIES` on average, or where larger blocks would be fewer than `FEW_BLOCKS` for each SM."""
 FEW_QUERIES = 64
+FEW_BLOCKS = 2
 
 
 def _whole(length: int, of: int) -> int:
@@ -104,8 +109,8 @@ def _tiling(q: Any, v: Any, requests: int) -> Tiling | None:
     if not fit:
         return None
     blocks = (tokens // fit[0].block_q + requests) * heads
-    if tokens <= FEW_QUERIES * requests or blocks < 2 * gpu.sms:
-        fit = [tiling for tiling in fit if tiling.block_q <= FEW_QUERIES] or fit
+    if tokens <= FEW_QUERIES * requests or blocks < FEW_BLOCKS * gpu.sms:
+        fit = [tiling for tiling in fit if tiling.m_tiles == 1] or fit
     return fit[0]
 
 
@@ -216,6 +221,8 @@ def raw_mma(**arguments: Any) -> None:
             "BLOCK_K": tiling.block_k,
             "K_STAGES": tiling.k_stages,
             "V_STAGES": tiling.v_stages,
+            "EARLY": tiling.early,
+            "HALF_TILES": HALF_TILES,
             "BLOCKS_PER_SM": resident,
             "SHARED_BYTES": shared_bytes,
         },
