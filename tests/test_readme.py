@@ -11,6 +11,7 @@ import pytest
 from sandbox.cache_formats import FORMATS
 from sandbox.dims import PRESETS
 from sandbox.kernels import OPS
+from sandbox.kernels.attention.raw_decode_mma import SHAPES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -69,9 +70,29 @@ assert codes.count_nonzero() <= 9 * 48
 """
 
 
+DECODED = """
+rows, wanted = workspace[:6].double(), query[0, 0].double()
+scores = scale["softmax_scale"] * wanted @ rows.T
+assert latent.shape == (2, 1, 3, 40) and latent.dtype == torch.bfloat16
+within = {"rtol": 0.02, "atol": 0.02}
+torch.testing.assert_close(latent[0, 0].double(), scores.softmax(-1) @ rows[:, :40], **within)
+torch.testing.assert_close(latent_lse[:, 0].double(), scores.logsumexp(-1), **within)
+"""
+
+MERGED = """
+bounds = torch.tensor([0, 9], dtype=torch.int32)
+whole, whole_lse = prefill_attention(q, k, v, new, bounds, **scale)
+torch.testing.assert_close(out, whole)
+torch.testing.assert_close(lse, whole_lse)
+"""
+
+
 def test_the_ops_examples_run():
-    use, packed, debug = (block for block in blocks("python") if "num_tokens=9" in block)
-    run = python("-W", "error", "-c", use + packed + ROUND_TRIP + debug)
+    use, packed, decode, prefill, debug = (
+        block for block in blocks("python") if "@gather.variant" not in block
+    )
+    examples = use + packed + ROUND_TRIP + decode + DECODED + prefill + MERGED + debug
+    run = python("-W", "error", "-c", examples)
     assert run.returncode == 0, run.stderr
 
 
@@ -81,6 +102,19 @@ def test_every_op_and_format_is_listed_with_its_size():
     for fmt in FORMATS.values():
         line = next(line for line in README.splitlines() if re.match(rf"\|.*`{fmt.name}`", line))
         assert str(fmt.row_bytes(PRESETS["deepseek_v3"])) in line, line
+
+
+def test_tiles_of_decode_are_as_large_as_their_readme_says():
+    text = (ROOT / "sandbox" / "kernels" / "attention" / "README.md").read_text()
+    row = r"^\| (\d+) x (\d+) \| (\d+) \| ([\d,]+) \| ([\d,]+) \|$"
+    found = [
+        tuple(int(cell.replace(",", "")) for cell in match)
+        for match in re.findall(row, text, flags=re.MULTILINE)
+    ]
+    assert found == [
+        (s.rows, s.tokens, s.warps, s.shared_bytes(576, 0), s.shared_bytes(576, 576))
+        for s in SHAPES
+    ]
 
 
 def test_commands_exist():
