@@ -67,8 +67,8 @@ def prefill_attention(
     and sums are float32; `lse = log(sum(exp(softmax_scale * q.k)))`.
 
     A query that sees no key, and a row of `q` that no request owns, gets exactly 0 and an LSE of
-    -inf. Rows that no request owns never matter, whatever they hold; a NaN in a key or value that one
-    query of a request sees may reach all its queries.
+    -inf. Rows that no request owns never matter, whatever they hold; a NaN in a key or value that
+    one query of a request sees may reach all its queries.
 
     Args:
         q: `[Tq, N, D]`, float32, float16 or bfloat16, or uint8 E4M3 codes with `q_descale`; tokens

@@ -17,15 +17,19 @@ template <int Rows, int Columns> struct Tile {
   }
 };
 
-// threadIdx.x, kept in a register: to read it anew, as the compiler prefers to, takes long.
+// threadIdx.x in a register: what comes out of a shuffle the compiler cannot read anew, as it prefers
+// to and as takes long.
 __device__ __forceinline__ int kept_thread() {
+  return __shfl_sync(0xffffffffu, int(threadIdx.x), threadIdx.x % 32);
+}
+
+// The same number, of which the compiler knows nothing, so that what follows from it is not computed
+// ahead.
+__device__ __forceinline__ int found_anew(int number) {
 #ifndef SANDBOX_HOST
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
-#else
-  return threadIdx.x;
+  asm volatile("" : "+r"(number));
 #endif
+  return number;
 }
 
 // 2 to the power of a score less the largest: subnormal results are 0.
@@ -39,34 +43,35 @@ __device__ __forceinline__ float power_of_2(float exponent) {
 #endif
 }
 
-// What one lane loads of a tile: the place of its first piece, from which others follow without much
-// arithmetic.
+// What one lane loads of a tile: addresses of pieces, from that of a first one, in so many orders of a
+// row's pieces as its tile has need of. The tile starts at a multiple of 128 bytes.
 template <class Tile> struct Lane {
-  int first;
+  SharedAddress first;
 
-  // `rows` further down and `pieces` further right. The first is a multiple of 8 rows; the bits of
-  // the second are not among those of the first piece.
-  __device__ __forceinline__ int at(int rows, int pieces) const {
-    const int across =
-        Tile::SWIZZLED ? (first ^ (pieces & 7) * 16) + (pieces & ~7) * 16 : first + pieces * 16;
-    return across + rows * Tile::STRIDE * 16;
+  // `pieces` further right, whose lowest three bits are none of the first piece's.
+  __device__ __forceinline__ SharedAddress turned(int pieces) const {
+    return Tile::SWIZZLED ? flipped(first, (pieces & 7) * 16) : first + (pieces & 7) * 16;
+  }
+  // Of a piece that `turned` gave: a multiple of 8 `rows` further down and of 8 `pieces` on.
+  static constexpr __device__ __forceinline__ int further(int rows, int pieces) {
+    return rows * Tile::STRIDE * 16 + (pieces & ~7) * 16;
+  }
+  __device__ __forceinline__ SharedAddress at(int rows, int pieces) const {
+    return turned(pieces) + further(rows, pieces);
   }
 };
 
 // Lanes for ldmatrix of four matrices, from `row` and `piece` on. A left factor of mma_m16n8k16: 16
-// rows by 16 columns. Two right factors: each 8 rows by 16 columns. Two right factors of which rows
-// are the summed index, transposed: 16 rows by 8 columns each.
+// rows by 16 columns; or, transposed, two right factors of which rows are the summed index, each 16
+// rows by 8 columns. Two right factors: each 8 rows by 16 columns.
 template <class Tile>
-__device__ __forceinline__ Lane<Tile> left_lane(int lane, int row, int piece) {
-  return {Tile::place(row + (lane & 15), piece + (lane >> 4))};
+__device__ __forceinline__ Lane<Tile> left_lane(const char* tile, int lane, int row, int piece) {
+  return {shared_address_of(tile + Tile::place(row + (lane & 15), piece + (lane >> 4)))};
 }
 template <class Tile>
-__device__ __forceinline__ Lane<Tile> right_lane(int lane, int row, int piece) {
-  return {Tile::place(row + (lane & 7) + (lane >> 4) * 8, piece + (lane >> 3 & 1))};
-}
-template <class Tile>
-__device__ __forceinline__ Lane<Tile> transposed_lane(int lane, int row, int piece) {
-  return left_lane<Tile>(lane, row, piece);
+__device__ __forceinline__ Lane<Tile> right_lane(const char* tile, int lane, int row, int piece) {
+  const int place = Tile::place(row + (lane & 7) + (lane >> 4) * 8, piece + (lane >> 3 & 1));
+  return {shared_address_of(tile + place)};
 }
 
 // Two neighbouring right factors from one load.

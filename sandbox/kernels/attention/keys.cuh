@@ -98,16 +98,19 @@ struct RequestKeys {
     return place >= seen.first && place < seen.end && in_tree(query, place);
   }
 
-  // Where what says of a query's key, in which row it lies, is to be read: a block id, or a slot. The
-  // place lies in the span of any query, and no query matters but where each names its keys.
-  __device__ __forceinline__ const int* id_of(int query, int place, int block_size) const {
-    if (indices != nullptr) return indices + query * layout.indices_query + place;
+  // Where the slot of a query's key, or the block id of a place that some query sees, is to be read.
+  __device__ __forceinline__ const int* index_of(int query, int place) const {
+    return indices + query * layout.indices_query + place;
+  }
+  __device__ __forceinline__ const int* block_of(int place, int block_size) const {
     return table + place / block_size;
   }
 
-  // Byte offset in the cache of the row of a query's key, or NO_ROW.
+  // Byte offset in the cache of the row of a query's key, or NO_ROW. The place lies in the span of
+  // any query, and no query matters but where each names its keys.
   __device__ __forceinline__ long long row_offset(int query, int place) const {
-    const int id = *id_of(query, place, layout.block_size);
-    return row_offset_of(layout, id, place, layout.block_size, indices != nullptr);
+    const bool is_slot = indices != nullptr;
+    const int id = is_slot ? *index_of(query, place) : *block_of(place, layout.block_size);
+    return row_offset_of(layout, id, place, layout.block_size, is_slot);
   }
 };

@@ -42,9 +42,9 @@ constexpr int ROWS_AT_ONCE = THREADS / 8;  // eight threads copy a row
 constexpr int PASSES = (TOKENS + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
 
 constexpr int KEY_TILES = PACKED ? 1 : 2;
-constexpr int AT_KEYS = QueryTile::BYTES;
+constexpr int AT_KEYS = (QueryTile::BYTES + 127) / 128 * 128;
 constexpr int AT_RAW = AT_KEYS + KEY_TILES * KeyTile::BYTES;
-constexpr int AT_WEIGHTS = AT_RAW + (PACKED ? TOKENS * RAW_STRIDE : 0);
+constexpr int AT_WEIGHTS = (AT_RAW + (PACKED ? TOKENS * RAW_STRIDE : 0) + 127) / 128 * 128;
 constexpr int WEIGHT_BYTES = WeightTile::BYTES;
 constexpr int AT_TOPS = AT_WEIGHTS + WEIGHT_BYTES;
 constexpr int AT_SHRINKS = AT_TOPS + GROUPS * ROWS * 4;
@@ -154,34 +154,56 @@ __device__ __forceinline__ void copy_ids(const Block& block, const RequestKeys& 
   if (block.thread >= TOKENS) return;
   int* to = block.ids(tile) + block.thread;
   if (place >= span.first && place < span.end) {
-    cp_async<4>(to, keys.id_of(query, place, BLOCK_SIZE));
+    cp_async<4>(to, SPARSE ? keys.index_of(query, place) : keys.block_of(place, BLOCK_SIZE));
   } else {
     *to = -1;
   }
 }
 
-// Starts to copy a tile of keys, eight threads a row. A key that is not there is zeros.
-__device__ __forceinline__ void copy_keys(const Block& block, const KeyLayout& layout,
-                                          const char* cache, int tile, int stage) {
-  const int part = block.thread % 8;
+// Copies a tile of keys whose ids are there, eight threads a row; a key that is not there is zeros.
+// Pieces are started one by one, so that other work can go on between.
+struct KeyCopier {
+  static constexpr int IN_ROW = (ROW_ROOM + 8 * COPY_BYTES - 1) / (8 * COPY_BYTES);
+  static constexpr int PIECES = PASSES * IN_ROW;
+
+  bool active;
+  int row, part;
+  const char* from[PASSES];
+  bool there[PASSES];
+  char* to;
+
+  __device__ __forceinline__ KeyCopier(const Block& block, const KeyLayout& layout,
+                                       const char* cache, int tile, int stage, bool active)
+      : active(active), row(block.thread / 8), part(block.thread % 8) {
+    to = (PACKED ? block.shared + AT_RAW + row * RAW_STRIDE
+                 : block.keys(stage) + KeyTile::place(row, part) - part * 16) +
+         part * COPY_BYTES;
+    int ids[PASSES];
 #pragma unroll
-  for (int i = 0; i < PASSES; ++i) {
-    const int row = i * ROWS_AT_ONCE + block.thread / 8;
-    if (TOKENS % ROWS_AT_ONCE != 0 && row >= TOKENS) break;
-    const long long offset =
-        row_offset_of(layout, block.ids(tile)[row], tile * TOKENS + row, BLOCK_SIZE, SPARSE);
-    const char* from = cache + max(offset, 0LL) + part * COPY_BYTES;
-    char* to = PACKED ? block.shared + AT_RAW + row * RAW_STRIDE + part * COPY_BYTES
-                      : block.keys(stage) + KeyTile::place(row, part);
+    for (int i = 0; i < PASSES; ++i) {
+      const int at = i * ROWS_AT_ONCE + row;
+      ids[i] = active && at < TOKENS ? block.ids(tile)[at] : -1;
+    }
 #pragma unroll
-    for (int at = 0; at < ROW_ROOM; at += 8 * COPY_BYTES) {
-      const bool real = at + 8 * COPY_BYTES <= RAW_BYTES || at + part * COPY_BYTES < RAW_BYTES;
-      if (at + 8 * COPY_BYTES <= ROW_ROOM || at + part * COPY_BYTES < ROW_ROOM) {
-        cp_async_if<COPY_BYTES>(real && offset >= 0, to + at, from + at);
-      }
+    for (int i = 0; i < PASSES; ++i) {
+      const int place = tile * TOKENS + i * ROWS_AT_ONCE + row;
+      const long long offset = row_offset_of(layout, ids[i], place, BLOCK_SIZE, SPARSE);
+      there[i] = offset >= 0;
+      from[i] = cache + max(offset, 0LL) + part * COPY_BYTES;
     }
   }
-}
+
+  __device__ __forceinline__ void start(int piece) const {
+    const int pass = piece / IN_ROW, at = piece % IN_ROW * 8 * COPY_BYTES;
+    constexpr int PASS_BYTES = ROWS_AT_ONCE * (PACKED ? RAW_STRIDE : KeyTile::STRIDE * 16);
+    const bool inside = at + 8 * COPY_BYTES <= ROW_ROOM || at + part * COPY_BYTES < ROW_ROOM;
+    const bool real = at + 8 * COPY_BYTES <= RAW_BYTES || at + part * COPY_BYTES < RAW_BYTES;
+    const bool exists = TOKENS % ROWS_AT_ONCE == 0 || pass * ROWS_AT_ONCE + row < TOKENS;
+    if (active && inside && exists) {
+      cp_async_if<COPY_BYTES>(real && there[pass], to + pass * PASS_BYTES + at, from[pass] + at);
+    }
+  }
+};
 
 // Packed rows in shared memory to a tile of numbers, without the descale that all rows share.
 __device__ __forceinline__ void restore_keys(const Block& block) {
@@ -203,25 +225,23 @@ __device__ __forceinline__ void restore_keys(const Block& block) {
 using Scores = float[S_M][OWN][4];
 using PartialScores = float[S_M][S_N][4];  // over some of the columns
 
-// Factors of the scores for one step of 16 columns.
-struct ScoreFactors {
-  unsigned int a[S_M][4];
-  unsigned int b[S_N / 2][4];
-
-  __device__ __forceinline__ void load(const char* queries, const char* keys,
-                                       const Lane<QueryTile>& query_lane,
-                                       const Lane<KeyTile>& key_lane, int pieces) {
-#pragma unroll
-    for (int m = 0; m < S_M; ++m) ldmatrix(a[m], queries + query_lane.at(m * 16, pieces));
-#pragma unroll
-    for (int n = 0; n < S_N / 2; ++n) ldmatrix(b[n], keys + key_lane.at(n * 16, pieces));
-  }
-};
-
-// Scores of the warp's rows and keys, summed over its share of the columns; the factors of a step are
-// loaded during the one before.
+// Scores of the warp's rows and keys, summed over its share of the columns; the next tile's keys are
+// copied meanwhile.
 __device__ __forceinline__ void multiply_keys(const Block& block, const char* keys,
-                                              PartialScores& scores) {
+                                              const KeyCopier& copier, PartialScores& scores) {
+  constexpr int STEPS = (KeyTile::STEPS + QK_K - 1) / QK_K;
+  constexpr int COPIES = (KeyCopier::PIECES + STEPS - 1) / STEPS;
+  constexpr int TURNS = 4 / QK_K;
+  const auto query_lane =
+      left_lane<QueryTile>(block.shared, block.lane, block.qk_m * S_ROWS, 2 * block.qk_k);
+  const auto key_lane =
+      right_lane<KeyTile>(keys, block.lane, block.qk_n * S_TOKENS, 2 * block.qk_k);
+  SharedAddress query_at[TURNS], key_at[TURNS];
+#pragma unroll
+  for (int turn = 0; turn < TURNS; ++turn) {
+    query_at[turn] = kept(query_lane.turned(2 * QK_K * turn));
+    key_at[turn] = kept(key_lane.turned(2 * QK_K * turn));
+  }
 #pragma unroll
   for (int m = 0; m < S_M; ++m) {
 #pragma unroll
@@ -230,26 +250,27 @@ __device__ __forceinline__ void multiply_keys(const Block& block, const char* ke
       for (int i = 0; i < 4; ++i) scores[m][n][i] = 0.0f;
     }
   }
-  constexpr int STEPS = (KeyTile::STEPS + QK_K - 1) / QK_K;
-  const auto query_lane = left_lane<QueryTile>(block.lane, block.qk_m * S_ROWS, 2 * block.qk_k);
-  const auto key_lane = right_lane<KeyTile>(block.lane, block.qk_n * S_TOKENS, 2 * block.qk_k);
-  const auto missing = [&](int i) {
-    return KeyTile::STEPS % QK_K != 0 && i == STEPS - 1 && block.qk_k != 0;
-  };
-  ScoreFactors factors[2];
-  factors[0].load(block.shared, keys, query_lane, key_lane, 0);
 #pragma unroll
   for (int i = 0; i < STEPS; ++i) {
-    if (missing(i)) break;
-    if (i + 1 < STEPS && !missing(i + 1)) {
-      factors[(i + 1) % 2].load(block.shared, keys, query_lane, key_lane, (i + 1) * 2 * QK_K);
+#pragma unroll
+    for (int piece = i * COPIES; piece < min((i + 1) * COPIES, KeyCopier::PIECES); ++piece) {
+      copier.start(piece);
+    }
+    if (KeyTile::STEPS % QK_K != 0 && i == STEPS - 1 && block.qk_k != 0) break;
+    unsigned int a[S_M][4], b[S_N / 2][4];
+#pragma unroll
+    for (int m = 0; m < S_M; ++m) {
+      ldmatrix(a[m], query_at[i % TURNS] + query_lane.further(m * 16, 2 * QK_K * i));
+    }
+#pragma unroll
+    for (int n = 0; n < S_N / 2; ++n) {
+      ldmatrix(b[n], key_at[i % TURNS] + key_lane.further(n * 16, 2 * QK_K * i));
     }
 #pragma unroll
     for (int n = 0; n < S_N; n += 2) {
 #pragma unroll
       for (int m = 0; m < S_M; ++m) {
-        multiply_pair<ELEMENT>(scores[m][n], scores[m][n + 1], factors[i % 2].a[m],
-                               factors[i % 2].b[n / 2]);
+        multiply_pair<ELEMENT>(scores[m][n], scores[m][n + 1], a[m], b[n / 2]);
       }
     }
   }
@@ -358,9 +379,12 @@ struct Softmax {
       }
     }
     __syncthreads();
-    const Lane<WeightTile> lane = {
-        WeightTile::place(block.score_row(0, 0), block.score_token(0) / 8)};
-    char* weights = block.weights() + block.lane % 4 * 4;
+    char* weights[OWN];  // of this thread's first row
+#pragma unroll
+    for (int n = 0; n < OWN; ++n) {
+      weights[n] = block.weights() + block.lane % 4 * 4 +
+                   WeightTile::place(block.score_row(0, 0), block.score_token(n) / 8);
+    }
 #pragma unroll
     for (int m = 0; m < S_M; ++m) {
 #pragma unroll
@@ -383,7 +407,8 @@ struct Softmax {
           const float right = power_of_2(fmaf(scores[m][n][2 * half + 1], scale, -shift));
           added += left + right;
           const float pair[2] = {left, right};
-          *reinterpret_cast<unsigned int*>(weights + lane.at(m * 16 + half * 8, n)) =
+          constexpr int ROW_BYTES = WeightTile::STRIDE * 16;
+          *reinterpret_cast<unsigned int*>(weights[n] + (m * 16 + half * 8) * ROW_BYTES) =
               pack<ELEMENT, 4>(pair);
         }
         sum[m][half] = sum[m][half] * shrink + added;
@@ -452,21 +477,24 @@ __device__ __forceinline__ void add_values(const Block& block, const char* keys,
       }
     }
   }
-  const auto weight_lane = left_lane<WeightTile>(block.lane, 0, 0);
-  const auto value_lane = transposed_lane<KeyTile>(block.lane, 0, 0);
-  const int units = min(UNITS, COLUMN_UNITS - block.warp * UNITS);
+  const int first_unit = block.warp * UNITS, units = min(UNITS, COLUMN_UNITS - first_unit);
+  const auto weight_lane = left_lane<WeightTile>(block.weights(), block.lane, 0, 0);
+  const auto value_lane = left_lane<KeyTile>(keys, block.lane, 0, 0);
+  SharedAddress values_at[UNITS];
+#pragma unroll
+  for (int unit = 0; unit < UNITS; ++unit) {
+    values_at[unit] = kept(value_lane.at(0, 2 * (first_unit + unit)));
+  }
 #pragma unroll
   for (int step = 0; step < TOKENS / 16; ++step) {
     unsigned int a[O_M][4];
 #pragma unroll
-    for (int m = 0; m < O_M; ++m) {
-      ldmatrix(a[m], block.weights() + weight_lane.at(m * 16, 2 * step));
-    }
+    for (int m = 0; m < O_M; ++m) ldmatrix(a[m], weight_lane.at(m * 16, 2 * step));
 #pragma unroll
     for (int unit = 0; unit < UNITS; ++unit) {
       if (COLUMN_UNITS % (UNITS * WARPS) != 0 && unit >= units) break;
       unsigned int v[4];
-      ldmatrix_trans(v, keys + value_lane.at(step * 16, 2 * (block.warp * UNITS + unit)));
+      ldmatrix_trans(v, values_at[unit] + value_lane.further(step * 16, 0));
 #pragma unroll
       for (int m = 0; m < O_M; ++m) {
         multiply_pair<ELEMENT>(sums[m][2 * unit], sums[m][2 * unit + 1], a[m], v);
@@ -493,11 +521,13 @@ __device__ __forceinline__ void mask(const Block& block, const RequestKeys& keys
     }
   }
   if (SPARSE || everyone_sees) return;
+  const int lane = found_anew(block.lane);  // rarely needed: nothing is kept for it from tile to tile
 #pragma unroll
   for (int m = 0; m < S_M; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int query = min((first_row + block.score_row(m, half)) / HEADS, keys.layout.tokens - 1);
+      const int row = first_row + block.qk_m * S_ROWS + m * 16 + half * 8 + lane / 4;
+      const int query = min(row / HEADS, keys.layout.tokens - 1);
       const Span seen = keys.span(query);
 #pragma unroll
       for (int n = 0; n < OWN; ++n) {
@@ -634,7 +664,7 @@ __device__ __forceinline__ void attend(const Block& block, const AllSequences& s
   __syncthreads();  // the item before is done with shared memory
   load_queries(block, queries, sequences, item.sequence, first_row);
   copy_ids(block, keys, span, query, item.tiles.first);
-  // The first two turns only start to copy: ids are needed a turn before their keys.
+  // The first two turns only copy: ids are needed a turn before their keys.
   for (int tile = item.tiles.first - 2, stage = 0; tile < item.tiles.end; ++tile, stage ^= 1) {
     const bool copied = tile >= item.tiles.first;
     cp_async_wait_all();
@@ -643,17 +673,19 @@ __device__ __forceinline__ void attend(const Block& block, const AllSequences& s
       restore_keys(block);
       __syncthreads();
     }
-    if (tile + 1 >= item.tiles.first && tile + 1 < item.tiles.end) {
-      copy_keys(block, layout, cache, tile + 1, stage ^ 1);
-    }
+    const bool copies = tile + 1 >= item.tiles.first && tile + 1 < item.tiles.end;
+    const KeyCopier copier(block, layout, cache, tile + 1, stage ^ 1, copies);
     if (tile + 2 > item.tiles.first && tile + 2 < item.tiles.end) {
       copy_ids(block, keys, span, query, tile + 2);
     }
-    cp_async_commit();
-    if (!copied) continue;
+    if (!copied) {
+#pragma unroll
+      for (int piece = 0; piece < KeyCopier::PIECES; ++piece) copier.start(piece);
+      continue;
+    }
     PartialScores partial;
     Scores scores;
-    multiply_keys(block, block.keys(stage), partial);
+    multiply_keys(block, block.keys(stage), copier, partial);
     add_halves(block, partial, scores);
     const int place = tile * TOKENS;
     mask(block, keys, first_row, tile, place >= common.first && place + TOKENS <= common.end,

@@ -54,8 +54,9 @@ class Shape:
     def shared_bytes(self, width: int, raw_bytes: int) -> int:
         """Shared memory of a block; `raw_bytes` of a packed row, or 0. As the kernel adds it up."""
         keys = self.tokens * _tile_row_bytes(width)
-        total = self.rows * _tile_row_bytes(width) + (keys if raw_bytes else 2 * keys)
-        total += self.tokens * -(-raw_bytes // 16) * 16
+        total = -(-self.rows * _tile_row_bytes(width) // 128) * 128
+        total += keys if raw_bytes else 2 * keys
+        total = -(-(total + self.tokens * -(-raw_bytes // 16) * 16) // 128) * 128
         total += self.rows * _tile_row_bytes(self.tokens)
         return total + 4 * (self.groups + 1) * self.rows + 12 * self.tokens + 4 * (self.warps + 3)
 

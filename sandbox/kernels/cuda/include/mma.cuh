@@ -52,12 +52,29 @@ __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const unsigned i
         "f"(c[2]), "f"(c[3]));
 }
 
-// Loads 1, 2 or 4 matrices of 8 x 8 16-bit elements. Lane 8 i + j gives the address in shared
-// memory of row j of matrix i, a multiple of 16 bytes; register i gets two neighbours of row
+// An address in shared memory that need not be made anew of a pointer at each use, on the host that
+// pointer. Constants that are added to it cost nothing.
+using SharedAddress = unsigned int;
+
+__device__ __forceinline__ SharedAddress shared_address_of(const void* pointer) {
+  return (SharedAddress)__cvta_generic_to_shared(pointer);
+}
+
+// Flips bits of an address.
+__device__ __forceinline__ SharedAddress flipped(SharedAddress address, int bits) {
+  return address ^ bits;
+}
+
+// The same address, of which the compiler does not know how it came about: it is kept.
+__device__ __forceinline__ SharedAddress kept(SharedAddress address) {
+  asm volatile("" : "+r"(address));
+  return address;
+}
+
+// Loads 1, 2 or 4 matrices of 8 x 8 16-bit elements. Lane 8 i + j gives the address of row j of matrix i, a multiple of 16 bytes; register i gets two neighbours of row
 // lane / 4 of matrix i.
 template <int count>
-__device__ __forceinline__ void ldmatrix(unsigned int (&r)[count], const void* row) {
-  const unsigned int address = (unsigned int)__cvta_generic_to_shared(row);
+__device__ __forceinline__ void ldmatrix(unsigned int (&r)[count], SharedAddress address) {
   if constexpr (count == 1) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
                  : "=r"(r[0])
@@ -79,8 +96,7 @@ __device__ __forceinline__ void ldmatrix(unsigned int (&r)[count], const void* r
 
 // The same with each matrix transposed.
 template <int count>
-__device__ __forceinline__ void ldmatrix_trans(unsigned int (&r)[count], const void* row) {
-  const unsigned int address = (unsigned int)__cvta_generic_to_shared(row);
+__device__ __forceinline__ void ldmatrix_trans(unsigned int (&r)[count], SharedAddress address) {
   if constexpr (count == 1) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
                  : "=r"(r[0])
@@ -98,6 +114,16 @@ __device__ __forceinline__ void ldmatrix_trans(unsigned int (&r)[count], const v
                  : "r"(address)
                  : "memory");
   }
+}
+
+template <int count>
+__device__ __forceinline__ void ldmatrix(unsigned int (&r)[count], const void* row) {
+  ldmatrix(r, shared_address_of(row));
+}
+
+template <int count>
+__device__ __forceinline__ void ldmatrix_trans(unsigned int (&r)[count], const void* row) {
+  ldmatrix_trans(r, shared_address_of(row));
 }
 
 // Starts a copy of bytes = 4, 8 or 16, to which both addresses are aligned; of these the first
@@ -168,6 +194,18 @@ inline void mma_m16n8k8_tf32(float (&d)[4], const unsigned int (&a)[4], const un
                              const float (&c)[4], SANDBOX_WHERE) {
   sandbox_mma(sandbox_tf32, 8, d, a, b, c, SANDBOX_SITE("mma_m16n8k8_tf32"));
 }
+
+using SharedAddress = const char*;
+
+inline SharedAddress shared_address_of(const void* pointer) {
+  return static_cast<const char*>(pointer);
+}
+
+inline SharedAddress flipped(SharedAddress address, int bits) {
+  return reinterpret_cast<const char*>(reinterpret_cast<unsigned long long>(address) ^ bits);
+}
+
+inline SharedAddress kept(SharedAddress address) { return address; }
 
 template <int count> void ldmatrix(unsigned int (&r)[count], const void* row, SANDBOX_WHERE) {
   static_assert(count == 1 || count == 2 || count == 4, "ldmatrix loads 1, 2 or 4 matrices");
