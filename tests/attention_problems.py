@@ -62,7 +62,8 @@ def _moved(value: Any) -> Any:
     span = sum((n - 1) * step for n, step in zip(value.shape, value.strides))
     memory = cupy.full(span + value.dtype.itemsize, 0xFF, np.uint8).view(value.dtype)
     moved = cupy.lib.stride_tricks.as_strided(memory, value.shape, value.strides)
-    moved[...] = cupy.asarray(np.ascontiguousarray(value))
+    once = tuple(slice(None if step else 1) for step in value.strides)
+    moved[once] = cupy.asarray(np.ascontiguousarray(value[once]))
     return moved
 
 
