@@ -50,7 +50,8 @@ constexpr int AT_TOPS = AT_WEIGHTS + WEIGHT_BYTES;
 constexpr int AT_SHRINKS = AT_TOPS + GROUPS * ROWS * 4;
 constexpr int AT_IDS = AT_SHRINKS + ROWS * 4;
 constexpr int AT_SUMS = AT_IDS + 3 * TOKENS * 4;
-constexpr int SHARED_BYTES = AT_SUMS + (WARPS + 3) * 4;
+constexpr int AT_DEALT = AT_SUMS + (WARPS + 3) * 4;
+constexpr int SHARED_BYTES = AT_DEALT + 12 * 4;
 static_assert(SHARED == SHARED_BYTES, "the launcher and the kernel disagree on shared memory");
 static_assert(QK_K == 1 || ROWS * TOKENS * 2 <= WEIGHT_BYTES, "halves of sums go through weights");
 static_assert(S_N % 2 == 0 && OWN > 0 && S_M > 0 && QK_N > 0, "fragments of keys come in pairs");
@@ -169,15 +170,16 @@ struct KeyCopier {
   bool active;
   int row, part;
   const char* from[PASSES];
-  bool there[PASSES];
-  char* to;
+  unsigned int there[PASSES];
+  SharedAddress to;
 
   __device__ __forceinline__ KeyCopier(const Block& block, const KeyLayout& layout,
                                        const char* cache, int tile, int stage, bool active)
       : active(active), row(block.thread / 8), part(block.thread % 8) {
-    to = (PACKED ? block.shared + AT_RAW + row * RAW_STRIDE
-                 : block.keys(stage) + KeyTile::place(row, part) - part * 16) +
-         part * COPY_BYTES;
+    const char* first = PACKED
+                            ? block.shared + AT_RAW + row * RAW_STRIDE + part * COPY_BYTES
+                            : block.keys(stage) + KeyTile::place(row, part);
+    to = kept(shared_address_of(first));
     int ids[PASSES];
 #pragma unroll
     for (int i = 0; i < PASSES; ++i) {
@@ -188,7 +190,7 @@ struct KeyCopier {
     for (int i = 0; i < PASSES; ++i) {
       const int place = tile * TOKENS + i * ROWS_AT_ONCE + row;
       const long long offset = row_offset_of(layout, ids[i], place, BLOCK_SIZE, SPARSE);
-      there[i] = offset >= 0;
+      there[i] = kept((unsigned int)(offset >= 0));
       from[i] = cache + max(offset, 0LL) + part * COPY_BYTES;
     }
   }
@@ -200,7 +202,7 @@ struct KeyCopier {
     const bool real = at + 8 * COPY_BYTES <= RAW_BYTES || at + part * COPY_BYTES < RAW_BYTES;
     const bool exists = TOKENS % ROWS_AT_ONCE == 0 || pass * ROWS_AT_ONCE + row < TOKENS;
     if (active && inside && exists) {
-      cp_async_if<COPY_BYTES>(real && there[pass], to + pass * PASS_BYTES + at, from[pass] + at);
+      cp_async_if<COPY_BYTES>(real ? there[pass] : 0, to + pass * PASS_BYTES + at, from[pass] + at);
     }
   }
 };
@@ -225,8 +227,8 @@ __device__ __forceinline__ void restore_keys(const Block& block) {
 using Scores = float[S_M][OWN][4];
 using PartialScores = float[S_M][S_N][4];  // over some of the columns
 
-// Scores of the warp's rows and keys, summed over its share of the columns; the next tile's keys are
-// copied meanwhile.
+// Scores of the warp's rows and keys, summed over its share of the columns. The factors of a step are
+// loaded during the one before, and the next tile's keys are copied meanwhile.
 __device__ __forceinline__ void multiply_keys(const Block& block, const char* keys,
                                               const KeyCopier& copier, PartialScores& scores) {
   constexpr int STEPS = (KeyTile::STEPS + QK_K - 1) / QK_K;
@@ -250,27 +252,34 @@ __device__ __forceinline__ void multiply_keys(const Block& block, const char* ke
       for (int i = 0; i < 4; ++i) scores[m][n][i] = 0.0f;
     }
   }
+  unsigned int a[2][S_M][4], b[2][S_N / 2][4];
+  const auto missing = [&](int i) {
+    return i >= STEPS || (KeyTile::STEPS % QK_K != 0 && i == STEPS - 1 && block.qk_k != 0);
+  };
+  const auto load = [&](int i) {
+#pragma unroll
+    for (int m = 0; m < S_M; ++m) {
+      ldmatrix(a[i % 2][m], query_at[i % TURNS] + query_lane.further(m * 16, 2 * QK_K * i));
+    }
+#pragma unroll
+    for (int n = 0; n < S_N / 2; ++n) {
+      ldmatrix(b[i % 2][n], key_at[i % TURNS] + key_lane.further(n * 16, 2 * QK_K * i));
+    }
+  };
+  load(0);
 #pragma unroll
   for (int i = 0; i < STEPS; ++i) {
+    if (!missing(i + 1)) load(i + 1);
 #pragma unroll
     for (int piece = i * COPIES; piece < min((i + 1) * COPIES, KeyCopier::PIECES); ++piece) {
       copier.start(piece);
     }
-    if (KeyTile::STEPS % QK_K != 0 && i == STEPS - 1 && block.qk_k != 0) break;
-    unsigned int a[S_M][4], b[S_N / 2][4];
-#pragma unroll
-    for (int m = 0; m < S_M; ++m) {
-      ldmatrix(a[m], query_at[i % TURNS] + query_lane.further(m * 16, 2 * QK_K * i));
-    }
-#pragma unroll
-    for (int n = 0; n < S_N / 2; ++n) {
-      ldmatrix(b[n], key_at[i % TURNS] + key_lane.further(n * 16, 2 * QK_K * i));
-    }
+    if (missing(i)) break;
 #pragma unroll
     for (int n = 0; n < S_N; n += 2) {
 #pragma unroll
       for (int m = 0; m < S_M; ++m) {
-        multiply_pair<ELEMENT>(scores[m][n], scores[m][n + 1], a[m], b[n / 2]);
+        multiply_pair<ELEMENT>(scores[m][n], scores[m][n + 1], a[i % 2][m], b[i % 2][n / 2]);
       }
     }
   }
@@ -646,6 +655,14 @@ __device__ __forceinline__ void write_results(const Block& block, const Results&
   }
 }
 
+// What a block works on, and how far it has come with its share: in shared memory, since registers
+// are needed for other things meanwhile.
+struct Dealt {
+  WorkItem item;
+  int share_size, share_start, share_sequence;
+};
+static_assert(sizeof(Dealt) <= SHARED_BYTES - AT_DEALT, "no room for what is dealt");
+
 // One item for one block of rows, from its queries to its results.
 __device__ __forceinline__ void attend(const Block& block, const AllSequences& sequences,
                                        const char* cache, const Queries& queries,
@@ -661,7 +678,6 @@ __device__ __forceinline__ void attend(const Block& block, const AllSequences& s
   softmax.clear();
   clear(sums);
 
-  __syncthreads();  // the item before is done with shared memory
   load_queries(block, queries, sequences, item.sequence, first_row);
   copy_ids(block, keys, span, query, item.tiles.first);
   // The first two turns only copy: ids are needed a turn before their keys.
@@ -725,19 +741,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
   const int row_blocks = (row_count + ROWS - 1) / ROWS;
   const int row_block = blockIdx.x % row_blocks;
+  Dealt& dealt = *reinterpret_cast<Dealt*>(shared + AT_DEALT);
   const auto work = [&](const WorkItem& item) {
+    if (block.thread == 0) dealt.item = item;
     if (row_block == 0 && item.index == 0 && block.thread == 0) {
-      parts[3 * (long long)item.sequence] = item.parts.count;
-      parts[3 * (long long)item.sequence + 1] = item.parts.first;
-      parts[3 * (long long)item.sequence + 2] = item.parts.rest;
+      int* of_sequence = parts + 3LL * item.sequence;
+      of_sequence[0] = item.parts.count;
+      of_sequence[1] = item.parts.first;
+      of_sequence[2] = item.parts.rest;
     }
-    attend(block, sequences, cache, queries, results, item, row_block * ROWS, scale, of_rows);
+    __syncthreads();
+    attend(block, sequences, cache, queries, results, dealt.item, row_block * ROWS, scale, of_rows);
   };
   if constexpr (CUT == SHARES) {
     int* sums = reinterpret_cast<int*>(shared + AT_SUMS);
     Share<TOKENS, OVERHEAD, THREADS, SPARSE> share(sequences, groups, blockIdx.x / row_blocks, sums);
     WorkItem item;
-    while (share.next(item)) work(item);
+    while (share.next(item)) {
+      __syncthreads();  // all have read what was dealt before
+      if (block.thread == 0) {
+        dealt.share_size = share.size;
+        dealt.share_start = share.start;
+        dealt.share_sequence = share.sequence;
+      }
+      work(item);
+      share.size = dealt.share_size;
+      share.start = dealt.share_start;
+      share.sequence = dealt.share_sequence;
+    }
   } else {
     const WorkItem item =
         part_of_sequence<CUT, TOKENS>(sequences, cut_size, most_parts, blockIdx.x / row_blocks);

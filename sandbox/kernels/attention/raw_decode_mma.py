@@ -58,7 +58,7 @@ class Shape:
         total += keys if raw_bytes else 2 * keys
         total = -(-(total + self.tokens * -(-raw_bytes // 16) * 16) // 128) * 128
         total += self.rows * _tile_row_bytes(self.tokens)
-        return total + 4 * (self.groups + 1) * self.rows + 12 * self.tokens + 4 * (self.warps + 3)
+        return total + 4 * (self.groups + 1) * self.rows + 12 * self.tokens + 4 * (self.warps + 15)
 
     def result_registers(self, latent: int) -> int:
         units = -(-latent // 16)

@@ -65,10 +65,10 @@ __device__ __forceinline__ SharedAddress flipped(SharedAddress address, int bits
   return address ^ bits;
 }
 
-// The same address, of which the compiler does not know how it came about: it is kept.
-__device__ __forceinline__ SharedAddress kept(SharedAddress address) {
-  asm volatile("" : "+r"(address));
-  return address;
+// The same number, of which the compiler does not know how it came about: it is kept in a register.
+__device__ __forceinline__ unsigned int kept(unsigned int number) {
+  asm volatile("" : "+r"(number));
+  return number;
 }
 
 // Loads 1, 2 or 4 matrices of 8 x 8 16-bit elements. Lane 8 i + j gives the address of row j of matrix i, a multiple of 16 bytes; register i gets two neighbours of row
@@ -144,22 +144,22 @@ __device__ __forceinline__ void cp_async(void* shared, const void* global,
   }
 }
 
-// The same of all bytes, or of none: zeros where `there` is false, whatever the address then is.
+// The same of all bytes, or of none: zeros where `there` is 0, whatever the global address then is.
 template <int bytes>
-__device__ __forceinline__ void cp_async_if(bool there, void* shared, const void* global) {
+__device__ __forceinline__ void cp_async_if(unsigned int there, SharedAddress address,
+                                            const void* global) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
-  const unsigned int address = (unsigned int)__cvta_generic_to_shared(shared);
   if constexpr (bytes == 16) {
     asm volatile(
         "{\n\t.reg .pred ignored;\n\tsetp.eq.u32 ignored, %2, 0;\n\t"
         "cp.async.cg.shared.global [%0], [%1], 16, ignored;\n\t}" ::"r"(address),
-        "l"(global), "r"((unsigned int)there)
+        "l"(global), "r"(there)
         : "memory");
   } else {
     asm volatile(
         "{\n\t.reg .pred ignored;\n\tsetp.eq.u32 ignored, %2, 0;\n\t"
         "cp.async.ca.shared.global [%0], [%1], %3, ignored;\n\t}" ::"r"(address),
-        "l"(global), "r"((unsigned int)there), "n"(bytes)
+        "l"(global), "r"(there), "n"(bytes)
         : "memory");
   }
 }
@@ -205,7 +205,7 @@ inline SharedAddress flipped(SharedAddress address, int bits) {
   return reinterpret_cast<const char*>(reinterpret_cast<unsigned long long>(address) ^ bits);
 }
 
-inline SharedAddress kept(SharedAddress address) { return address; }
+template <class Number> Number kept(Number number) { return number; }
 
 template <int count> void ldmatrix(unsigned int (&r)[count], const void* row, SANDBOX_WHERE) {
   static_assert(count == 1 || count == 2 || count == 4, "ldmatrix loads 1, 2 or 4 matrices");
@@ -224,9 +224,10 @@ void cp_async(void* shared, const void* global, int source_bytes = bytes, SANDBO
 }
 
 template <int bytes>
-void cp_async_if(bool there, void* shared, const void* global, SANDBOX_WHERE) {
+void cp_async_if(unsigned int there, SharedAddress address, const void* global, SANDBOX_WHERE) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
-  sandbox_async_copy(shared, global, bytes, there ? bytes : 0, SANDBOX_SITE("cp_async_if"));
+  sandbox_async_copy(const_cast<char*>(address), global, bytes, there ? bytes : 0,
+                     SANDBOX_SITE("cp_async_if"));
 }
 
 inline void cp_async_commit() { sandbox_async_commit(); }
