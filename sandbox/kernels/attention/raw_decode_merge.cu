@@ -22,37 +22,38 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     return (long long)(index == 0 ? first : rest + index) * row_count + row;
   };
 
-  float top = NO_KEY_LSE;
-  for (int i = threadIdx.x % 32; i < count; i += 32) {
-    top = fmaxf(top, partial_lses[slot_row(i)]);
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
-  }
-  const float shift = finite_top(top);
-
   constexpr int COLUMNS = 4;
   for (int column = threadIdx.x * COLUMNS; column < LATENT; column += THREADS * COLUMNS) {
-    float sums[COLUMNS] = {}, total = 0.0f;
+    float sums[COLUMNS] = {}, total = 0.0f, top = NO_KEY_LSE;
     for (int i = 0; i < count; i += IN_FLIGHT) {
       float4 values[IN_FLIGHT];
       float lses[IN_FLIGHT];
 #pragma unroll
       for (int j = 0; j < IN_FLIGHT; ++j) {
-        const long long from = slot_row(min(i + j, count - 1));
-        values[j] = *reinterpret_cast<const float4*>(partials + from * LATENT + column);
-        lses[j] = partial_lses[from];
+        lses[j] = NO_KEY_LSE;
+        if (i + j < count) {
+          const long long from = slot_row(i + j);
+          values[j] = *reinterpret_cast<const float4*>(partials + from * LATENT + column);
+          lses[j] = partial_lses[from];
+        }
       }
+      const float before = top;
+#pragma unroll
+      for (int j = 0; j < IN_FLIGHT; ++j) top = fmaxf(top, lses[j]);
+      const float shrink = expf(before - finite_top(top));
+      total *= shrink;
+#pragma unroll
+      for (int j = 0; j < COLUMNS; ++j) sums[j] *= shrink;
 #pragma unroll
       for (int j = 0; j < IN_FLIGHT; ++j) {
-        const float weight = i + j < count ? expf(lses[j] - shift) : 0.0f;
-        total += weight;
-        // A part without a key holds zeros, a weight of 0 never meets an infinity.
-        sums[0] += weight * values[j].x;
-        sums[1] += weight * values[j].y;
-        sums[2] += weight * values[j].z;
-        sums[3] += weight * values[j].w;
+        if (i + j < count) {
+          const float weight = expf(lses[j] - finite_top(top));
+          total += weight;
+          sums[0] += weight * values[j].x;
+          sums[1] += weight * values[j].y;
+          sums[2] += weight * values[j].z;
+          sums[3] += weight * values[j].w;
+        }
       }
     }
     const float lse = total == 0.0f ? NO_KEY_LSE : top + logf(total);

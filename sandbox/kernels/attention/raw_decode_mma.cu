@@ -2,6 +2,10 @@
 // their results in registers while tiles of TOKENS keys pass by; a tile is loaded once and serves as
 // keys and as values. Scores are split over the warps by rows and keys (and in QK_K ways by columns,
 // to be added up), results by columns, so that every warp meets all probabilities in shared memory.
+//
+// Warps are one team, or two with half the rows each. Of two the second is late by its values: while
+// the first is at scores, which take shared memory most, it is at values, which take tensor cores
+// most, and the other way round.
 #include "cache_read.cuh"
 #include "decode_schedule.cuh"
 #include "decode_tile.cuh"
@@ -14,19 +18,23 @@ constexpr int WIDTH = LATENT + ROPE;
 constexpr bool PACKED = FORMAT != PLAIN;
 constexpr unsigned ALL_LANES = 0xffffffffu;
 
+constexpr int TEAM_WARPS = WARPS / TEAMS;
+constexpr int TEAM_ROWS = ROWS / TEAMS;
+constexpr bool STAGGERED = TEAMS == 2 && !PACKED;  // packed keys have one tile, not two
+
 // Scores: each warp has S_ROWS rows and S_TOKENS keys, of whose sums it keeps OWN groups of 8 keys.
-constexpr int QK_N = WARPS / (QK_M * QK_K);
-constexpr int S_ROWS = ROWS / QK_M;
+constexpr int QK_N = TEAM_WARPS / (QK_M * QK_K);
+constexpr int S_ROWS = TEAM_ROWS / QK_M;
 constexpr int S_TOKENS = TOKENS / QK_N;
 constexpr int S_M = S_ROWS / 16;
 constexpr int S_N = S_TOKENS / 8;
 constexpr int OWN = S_N / QK_K;
 constexpr int GROUPS = QK_N * QK_K;  // of warps that share rows
 
-// Results: each warp has all rows and UNITS times 16 columns.
+// Results: each warp has all rows of its team and UNITS times 16 columns.
 constexpr int COLUMN_UNITS = (LATENT + 15) / 16;
-constexpr int UNITS = (COLUMN_UNITS + WARPS - 1) / WARPS;
-constexpr int O_M = ROWS / 16;
+constexpr int UNITS = (COLUMN_UNITS + TEAM_WARPS - 1) / TEAM_WARPS;
+constexpr int O_M = TEAM_ROWS / 16;
 
 using QueryTile = Tile<ROWS, WIDTH>;
 using KeyTile = Tile<TOKENS, WIDTH>;
@@ -38,8 +46,12 @@ constexpr int RAW_BYTES = PACKED ? Layout::BYTES : WIDTH * 2;
 constexpr int RAW_STRIDE = (RAW_BYTES + 15) / 16 * 16;
 constexpr int ROW_ROOM = PACKED ? RAW_BYTES : KeyTile::PIECES * 16;
 static_assert(PACKED || COPY_BYTES == 16, "tiles are made of pieces of 16 bytes");
-constexpr int ROWS_AT_ONCE = THREADS / 8;  // eight threads copy a row
+constexpr int COPY_THREADS = STAGGERED ? THREADS / 2 : THREADS;  // the late team's
+constexpr int ROWS_AT_ONCE = COPY_THREADS / 8;                   // eight threads copy a row
 constexpr int PASSES = (TOKENS + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+
+// Whether all keys of a tile are in one block, whose id is the only one of the tile.
+constexpr bool ONE_BLOCK = !SPARSE && BLOCK_SIZE % TOKENS == 0;
 
 constexpr int KEY_TILES = PACKED ? 1 : 2;
 constexpr int AT_KEYS = (QueryTile::BYTES + 127) / 128 * 128;
@@ -54,6 +66,7 @@ constexpr int AT_DEALT = AT_SUMS + (WARPS + 3) * 4;
 constexpr int SHARED_BYTES = AT_DEALT + 12 * 4;
 static_assert(SHARED == SHARED_BYTES, "the launcher and the kernel disagree on shared memory");
 static_assert(QK_K == 1 || ROWS * TOKENS * 2 <= WEIGHT_BYTES, "halves of sums go through weights");
+static_assert(TEAMS == 1 || TEAMS == 2, "there is an early and a late team");
 static_assert(S_N % 2 == 0 && OWN > 0 && S_M > 0 && QK_N > 0, "fragments of keys come in pairs");
 
 struct Queries {
@@ -89,14 +102,16 @@ struct Row {
 
 struct Block {
   char* shared;
-  int thread, lane, warp;
+  int thread, lane;
+  int team, warp;        // of the team
   int qk_m, qk_n, qk_k;  // which part of the scores this warp has
 
   __device__ __forceinline__ explicit Block(char* shared)
       : shared(shared),
         thread(kept_thread()),
         lane(thread % 32),
-        warp(thread / 32),
+        team(thread / (32 * TEAM_WARPS)),
+        warp(thread / 32 % TEAM_WARPS),
         qk_m(warp / (QK_N * QK_K)),
         qk_n(warp / QK_K % QK_N),
         qk_k(warp % QK_K) {}
@@ -118,12 +133,26 @@ struct Block {
   }
   // Row and key of a score, counted in the tile, and the group of keys that the warp keeps.
   __device__ __forceinline__ int score_row(int m, int half) const {
-    return qk_m * S_ROWS + m * 16 + half * 8 + lane / 4;
+    return team * TEAM_ROWS + qk_m * S_ROWS + m * 16 + half * 8 + lane / 4;
   }
   __device__ __forceinline__ int score_token(int n) const {
     return qk_n * S_TOKENS + (qk_k * OWN + n) * 8 + lane % 4 * 2;
   }
   __device__ __forceinline__ int group() const { return qk_n * QK_K + qk_k; }
+
+  // A barrier of the team; each has as many between two of the block. On the host, of the block.
+  __device__ __forceinline__ void team_sync() const {
+#ifndef SANDBOX_HOST
+    if constexpr (TEAMS > 1) {
+      asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(32 * TEAM_WARPS) : "memory");
+      return;
+    }
+#endif
+    __syncthreads();
+  }
+
+  // The thread's number among those that copy, negative for the others.
+  __device__ __forceinline__ int copy_thread() const { return thread - (THREADS - COPY_THREADS); }
 };
 
 // Queries of a block to shared memory; rows that do not exist are zeros.
@@ -147,18 +176,27 @@ __device__ __forceinline__ void load_queries(const Block& block, const Queries& 
   }
 }
 
-// Starts to copy the ids of a tile's keys, a thread a key.
+// Starts to copy the ids of a tile's keys, a thread an id; negative ones stand for places that no
+// query sees.
 __device__ __forceinline__ void copy_ids(const Block& block, const RequestKeys& keys,
                                          const Span& span, int query, int tile) {
-  static_assert(TOKENS <= THREADS, "a thread a key");
-  const int place = tile * TOKENS + block.thread;
-  if (block.thread >= TOKENS) return;
-  int* to = block.ids(tile) + block.thread;
-  if (place >= span.first && place < span.end) {
+  static_assert(TOKENS <= COPY_THREADS, "a thread a key");
+  const int row = block.copy_thread(), place = tile * TOKENS + row;
+  if (row < 0 || row >= (ONE_BLOCK ? 1 : TOKENS)) return;
+  int* to = block.ids(tile) + row;
+  if (ONE_BLOCK || (place >= span.first && place < span.end)) {
     cp_async<4>(to, SPARSE ? keys.index_of(query, place) : keys.block_of(place, BLOCK_SIZE));
   } else {
     *to = -1;
   }
+}
+
+// Whether there is a key in a row of a tile.
+__device__ __forceinline__ bool key_exists(const Block& block, const KeyLayout& layout,
+                                           const Span& span, int tile, int row) {
+  const int place = tile * TOKENS + row;
+  const bool inside = !ONE_BLOCK || (place >= span.first && place < span.end);
+  return inside && is_row(layout, block.ids(tile)[ONE_BLOCK ? 0 : row], BLOCK_SIZE, SPARSE);
 }
 
 // Copies a tile of keys whose ids are there, eight threads a row; a key that is not there is zeros.
@@ -167,42 +205,68 @@ struct KeyCopier {
   static constexpr int IN_ROW = (ROW_ROOM + 8 * COPY_BYTES - 1) / (8 * COPY_BYTES);
   static constexpr int PIECES = PASSES * IN_ROW;
 
+  const KeyLayout& layout;
+  const char* cache;
+  const int* ids;
+  int first_place;
+  Span inside;  // places of keys, where the block is the same for all
   bool active;
+  bool complete = true;  // whether there was a key in each row so far
   int row, part;
-  const char* from[PASSES];
-  unsigned int there[PASSES];
   SharedAddress to;
+  const char* from = nullptr;  // the row of this pass
+  unsigned int there;          // whether it exists
 
   __device__ __forceinline__ KeyCopier(const Block& block, const KeyLayout& layout,
-                                       const char* cache, int tile, int stage, bool active)
-      : active(active), row(block.thread / 8), part(block.thread % 8) {
+                                       const Span& span, const char* cache, int tile, int stage,
+                                       bool wanted)
+      : layout(layout),
+        cache(cache),
+        ids(block.ids(tile)),
+        first_place(tile * TOKENS),
+        inside(span),
+        active(wanted && block.copy_thread() >= 0),
+        row(block.copy_thread() / 8),
+        part(block.copy_thread() % 8) {
     const char* first = PACKED
                             ? block.shared + AT_RAW + row * RAW_STRIDE + part * COPY_BYTES
                             : block.keys(stage) + KeyTile::place(row, part);
     to = kept(shared_address_of(first));
-    int ids[PASSES];
-#pragma unroll
-    for (int i = 0; i < PASSES; ++i) {
-      const int at = i * ROWS_AT_ONCE + row;
-      ids[i] = active && at < TOKENS ? block.ids(tile)[at] : -1;
-    }
-#pragma unroll
-    for (int i = 0; i < PASSES; ++i) {
-      const int place = tile * TOKENS + i * ROWS_AT_ONCE + row;
-      const long long offset = row_offset_of(layout, ids[i], place, BLOCK_SIZE, SPARSE);
-      there[i] = kept((unsigned int)(offset >= 0));
-      from[i] = cache + max(offset, 0LL) + part * COPY_BYTES;
+    if (ONE_BLOCK && active) {
+      const int id = ids[0];
+      if (!is_row(layout, id, BLOCK_SIZE, false)) inside.end = 0;
+      const long long offset = row_offset_of(layout, id, first_place, BLOCK_SIZE, false);
+      from = cache + max(offset, 0LL) + row * layout.row_stride + part * COPY_BYTES;
     }
   }
 
-  __device__ __forceinline__ void start(int piece) const {
+  // From the first piece of a row on, `from` and `there` are those of the row.
+  __device__ __forceinline__ void find(int pass, int key) {
+    bool exists;
+    if constexpr (ONE_BLOCK) {
+      const int place = first_place + key;
+      exists = place >= inside.first && place < inside.end;
+      if (pass > 0) from += ROWS_AT_ONCE * layout.row_stride;
+    } else {
+      const long long offset =
+          row_offset_of(layout, ids[key], first_place + key, BLOCK_SIZE, SPARSE);
+      exists = offset >= 0;
+      from = cache + max(offset, 0LL) + part * COPY_BYTES;
+    }
+    complete &= exists;
+    there = kept((unsigned int)exists);
+  }
+
+  __device__ __forceinline__ void start(int piece) {
     const int pass = piece / IN_ROW, at = piece % IN_ROW * 8 * COPY_BYTES;
+    const int key = pass * ROWS_AT_ONCE + row;
     constexpr int PASS_BYTES = ROWS_AT_ONCE * (PACKED ? RAW_STRIDE : KeyTile::STRIDE * 16);
     const bool inside = at + 8 * COPY_BYTES <= ROW_ROOM || at + part * COPY_BYTES < ROW_ROOM;
     const bool real = at + 8 * COPY_BYTES <= RAW_BYTES || at + part * COPY_BYTES < RAW_BYTES;
-    const bool exists = TOKENS % ROWS_AT_ONCE == 0 || pass * ROWS_AT_ONCE + row < TOKENS;
-    if (active && inside && exists) {
-      cp_async_if<COPY_BYTES>(real ? there[pass] : 0, to + pass * PASS_BYTES + at, from[pass] + at);
+    if (!active || (TOKENS % ROWS_AT_ONCE != 0 && key >= TOKENS)) return;
+    if (at == 0) find(pass, key);
+    if (inside) {
+      cp_async_if<COPY_BYTES>(real ? there : 0, to + pass * PASS_BYTES + at, from + at);
     }
   }
 };
@@ -230,12 +294,13 @@ using PartialScores = float[S_M][S_N][4];  // over some of the columns
 // Scores of the warp's rows and keys, summed over its share of the columns. The factors of a step are
 // loaded during the one before, and the next tile's keys are copied meanwhile.
 __device__ __forceinline__ void multiply_keys(const Block& block, const char* keys,
-                                              const KeyCopier& copier, PartialScores& scores) {
+                                              KeyCopier& copier, PartialScores& scores) {
   constexpr int STEPS = (KeyTile::STEPS + QK_K - 1) / QK_K;
   constexpr int COPIES = (KeyCopier::PIECES + STEPS - 1) / STEPS;
   constexpr int TURNS = 4 / QK_K;
   const auto query_lane =
-      left_lane<QueryTile>(block.shared, block.lane, block.qk_m * S_ROWS, 2 * block.qk_k);
+      left_lane<QueryTile>(block.shared, block.lane, block.score_row(0, 0) - block.lane / 4,
+                           2 * block.qk_k);
   const auto key_lane =
       right_lane<KeyTile>(keys, block.lane, block.qk_n * S_TOKENS, 2 * block.qk_k);
   SharedAddress query_at[TURNS], key_at[TURNS];
@@ -286,7 +351,7 @@ __device__ __forceinline__ void multiply_keys(const Block& block, const char* ke
 }
 
 // Scores of the keys that this warp keeps: where two have sums over different columns, each gives the
-// other half of the keys. By all threads.
+// other half of the keys. By all threads of a team.
 __device__ __forceinline__ void add_halves(const Block& block, const PartialScores& partial,
                                            Scores& scores) {
   if constexpr (QK_K == 1) {
@@ -307,8 +372,8 @@ __device__ __forceinline__ void add_halves(const Block& block, const PartialScor
       }
     }
   }
-  float* exchange =
-      reinterpret_cast<float*>(block.weights()) + block.warp / 2 * COUNT * 32 + block.lane;
+  char* weights = block.weights() + WeightTile::place(block.team * TEAM_ROWS, 0);
+  float* exchange = reinterpret_cast<float*>(weights) + block.warp / 2 * COUNT * 32 + block.lane;
   const auto give = [&] {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) exchange[i * 32] = given[i];
@@ -318,12 +383,12 @@ __device__ __forceinline__ void add_halves(const Block& block, const PartialScor
     for (int i = 0; i < COUNT; ++i) (&scores[0][0][0])[i] += exchange[i * 32];
   };
   if (block.qk_k == 1) give();
-  __syncthreads();
+  block.team_sync();
   if (block.qk_k == 0) {
     take();
     give();
   }
-  __syncthreads();
+  block.team_sync();
   if (block.qk_k == 1) take();
 }
 
@@ -370,7 +435,7 @@ struct Softmax {
   }
 
   // Scores to 16-bit weights in shared memory, and by how much earlier results shrink. `scale`
-  // makes scores exponents of 2. By all threads; a barrier must follow.
+  // makes scores exponents of 2. By all threads of a team; a barrier must follow.
   __device__ __forceinline__ void add(const Block& block, const Scores& scores, float scale) {
 #pragma unroll
     for (int m = 0; m < S_M; ++m) {
@@ -387,7 +452,7 @@ struct Softmax {
         }
       }
     }
-    __syncthreads();
+    block.team_sync();
     char* weights[OWN];  // of this thread's first row
 #pragma unroll
     for (int n = 0; n < OWN; ++n) {
@@ -472,7 +537,8 @@ __device__ __forceinline__ void add_values(const Block& block, const char* keys,
   for (int m = 0; m < O_M; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      shrink[m][half] = block.shrinks()[m * 16 + half * 8 + block.lane / 4];
+      shrink[m][half] =
+          block.shrinks()[block.team * TEAM_ROWS + m * 16 + half * 8 + block.lane / 4];
       changed |= shrink[m][half] != 1.0f;
     }
   }
@@ -487,7 +553,8 @@ __device__ __forceinline__ void add_values(const Block& block, const char* keys,
     }
   }
   const int first_unit = block.warp * UNITS, units = min(UNITS, COLUMN_UNITS - first_unit);
-  const auto weight_lane = left_lane<WeightTile>(block.weights(), block.lane, 0, 0);
+  const auto weight_lane =
+      left_lane<WeightTile>(block.weights(), block.lane, block.team * TEAM_ROWS, 0);
   const auto value_lane = left_lane<KeyTile>(keys, block.lane, 0, 0);
   SharedAddress values_at[UNITS];
 #pragma unroll
@@ -501,7 +568,7 @@ __device__ __forceinline__ void add_values(const Block& block, const char* keys,
     for (int m = 0; m < O_M; ++m) ldmatrix(a[m], weight_lane.at(m * 16, 2 * step));
 #pragma unroll
     for (int unit = 0; unit < UNITS; ++unit) {
-      if (COLUMN_UNITS % (UNITS * WARPS) != 0 && unit >= units) break;
+      if (COLUMN_UNITS % (UNITS * TEAM_WARPS) != 0 && unit >= units) break;
       unsigned int v[4];
       ldmatrix_trans(v, values_at[unit] + value_lane.further(step * 16, 0));
 #pragma unroll
@@ -512,20 +579,24 @@ __device__ __forceinline__ void add_values(const Block& block, const char* keys,
   }
 }
 
-// Scores of keys that are not there, or that a row does not see, count for nothing.
-__device__ __forceinline__ void mask(const Block& block, const RequestKeys& keys, int first_row,
-                                     int tile, bool everyone_sees, Scores& scores) {
+// Scores of keys that are not there, or that a row does not see, count for nothing. Most tiles are
+// `complete` and seen by everyone.
+__device__ __forceinline__ void mask(const Block& block, const RequestKeys& keys, const Span& span,
+                                     int first_row, int tile, bool complete, bool everyone_sees,
+                                     Scores& scores) {
+  if (!complete) {
 #pragma unroll
-  for (int n = 0; n < OWN; ++n) {
-    const int* ids = block.ids(tile) + block.score_token(n);
-    const bool left = is_row(keys.layout, ids[0], BLOCK_SIZE, SPARSE);
-    const bool right = is_row(keys.layout, ids[1], BLOCK_SIZE, SPARSE);
+    for (int n = 0; n < OWN; ++n) {
+      const int token = block.score_token(n);
+      const bool left = key_exists(block, keys.layout, span, tile, token);
+      const bool right = key_exists(block, keys.layout, span, tile, token + 1);
 #pragma unroll
-    for (int m = 0; m < S_M; ++m) {
+      for (int m = 0; m < S_M; ++m) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (!left) scores[m][n][2 * half] = NO_KEY_LSE;
-        if (!right) scores[m][n][2 * half + 1] = NO_KEY_LSE;
+        for (int half = 0; half < 2; ++half) {
+          if (!left) scores[m][n][2 * half] = NO_KEY_LSE;
+          if (!right) scores[m][n][2 * half + 1] = NO_KEY_LSE;
+        }
       }
     }
   }
@@ -535,7 +606,7 @@ __device__ __forceinline__ void mask(const Block& block, const RequestKeys& keys
   for (int m = 0; m < S_M; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = first_row + block.qk_m * S_ROWS + m * 16 + half * 8 + lane / 4;
+      const int row = first_row + block.score_row(m, half) - block.lane / 4 + lane / 4;
       const int query = min(row / HEADS, keys.layout.tokens - 1);
       const Span seen = keys.span(query);
 #pragma unroll
@@ -606,7 +677,7 @@ __device__ __forceinline__ void write_results(const Block& block, const Results&
                                               const Sums& sums, float scale, float value_scale) {
   constexpr int PIECES = LATENT / 8;
   constexpr int STRIDE = 16 * COLUMN_UNITS + 8;
-  constexpr int ROOM = AT_WEIGHTS / (16 * STRIDE * 4);
+  constexpr int ROOM = AT_WEIGHTS / (TEAMS * 16 * STRIDE * 4);
   constexpr int AT_ONCE = ROOM < O_M ? ROOM : O_M;
   static_assert(AT_ONCE > 0, "no room for 16 rows of results");
   float* const passing = reinterpret_cast<float*>(block.shared);
@@ -621,32 +692,34 @@ __device__ __forceinline__ void write_results(const Block& block, const Results&
       for (int n = 0; n < 2 * UNITS; ++n) {
         const int column = (block.warp * UNITS * 2 + n) * 8 + block.lane % 4 * 2;
         if (column >= 16 * COLUMN_UNITS) break;
-        float* to = passing + ((m - first_m) * 16 + block.lane / 4) * STRIDE + column;
+        const int row = (block.team * AT_ONCE + m - first_m) * 16 + block.lane / 4;
+        float* to = passing + row * STRIDE + column;
         *reinterpret_cast<float2*>(to) = make_float2(sums[m][n][0], sums[m][n][1]);
         *reinterpret_cast<float2*>(to + 8 * STRIDE) = make_float2(sums[m][n][2], sums[m][n][3]);
       }
     }
     __syncthreads();
-    const int first = first_row + first_m * 16;
-    const int rows = min(16 * min(AT_ONCE, O_M - first_m), row_count - first);
 #pragma unroll 1
-    for (int i = block.thread; i < rows * PIECES; i += THREADS) {
-      const int row = i / PIECES, column = i % PIECES * 8;
-      const Row to(sequences, item.sequence, first + row);
-      const float total = sum_of_row(block, first_m * 16 + row);
+    for (int i = block.thread; i < TEAMS * AT_ONCE * 16 * PIECES; i += THREADS) {
+      const int passed = i / PIECES, column = i % PIECES * 8;
+      const int team = passed / (AT_ONCE * 16), of_team = first_m * 16 + passed % (AT_ONCE * 16);
+      const int row = team * TEAM_ROWS + of_team;
+      if (of_team >= TEAM_ROWS || first_row + row >= row_count) continue;
+      const Row to(sequences, item.sequence, first_row + row);
+      const float total = sum_of_row(block, row);
       float factor = value_scale / total;
       if (item.parts.count == 1 && results.sink != nullptr) {
-        factor *= share_beside(results.sink[to.head], block.shrinks()[first_m * 16 + row]);
+        factor *= share_beside(results.sink[to.head], block.shrinks()[row]);
       }
       float values[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float sum = passing[row * STRIDE + column + j];
+        const float sum = passing[passed * STRIDE + column + j];
         values[j] = total == 0.0f ? 0.0f : sum * factor;
       }
       if (item.parts.count > 1) {
         const long long slot = item.parts.slot(item.index);
-        store(results.partials + (slot * row_count + first + row) * LATENT + column, values);
+        store(results.partials + (slot * row_count + first_row + row) * LATENT + column, values);
       } else {
         store(results.out + results.out_strides(to.request, to.query, to.head) + column, values);
       }
@@ -678,37 +751,54 @@ __device__ __forceinline__ void attend(const Block& block, const AllSequences& s
   softmax.clear();
   clear(sums);
 
+  // Ids are copied a turn before their keys, and keys a turn before they are needed.
+  bool complete = true;
+  const auto copier_of = [&](int tile, int stage) {
+    const bool wanted = tile < item.tiles.end;
+    return KeyCopier(block, layout, span, cache, tile, stage, wanted);
+  };
+  const auto start_ids = [&](int tile) {
+    if (tile < item.tiles.end) copy_ids(block, keys, span, query, tile);
+  };
+  start_ids(item.tiles.first);
+  cp_async_wait_all();
+  __syncthreads();
   load_queries(block, queries, sequences, item.sequence, first_row);
-  copy_ids(block, keys, span, query, item.tiles.first);
-  // The first two turns only copy: ids are needed a turn before their keys.
-  for (int tile = item.tiles.first - 2, stage = 0; tile < item.tiles.end; ++tile, stage ^= 1) {
-    const bool copied = tile >= item.tiles.first;
+  KeyCopier first_copier = copier_of(item.tiles.first, 0);
+#pragma unroll
+  for (int piece = 0; piece < KeyCopier::PIECES; ++piece) first_copier.start(piece);
+  complete = first_copier.complete;
+  start_ids(item.tiles.first + 1);
+
+  // The late team has the values of a tile in the next turn.
+  const bool late = STAGGERED && block.team == 1;
+  for (int tile = item.tiles.first, stage = 0; tile < item.tiles.end + STAGGERED;
+       ++tile, stage ^= 1) {
+    const bool copied = !STAGGERED || tile < item.tiles.end;
     cp_async_wait_all();
-    __syncthreads();
-    if (PACKED && copied) {
+    complete = __syncthreads_and(complete);
+    if constexpr (PACKED) {
       restore_keys(block);
       __syncthreads();
     }
-    const bool copies = tile + 1 >= item.tiles.first && tile + 1 < item.tiles.end;
-    const KeyCopier copier(block, layout, cache, tile + 1, stage ^ 1, copies);
-    if (tile + 2 > item.tiles.first && tile + 2 < item.tiles.end) {
-      copy_ids(block, keys, span, query, tile + 2);
-    }
-    if (!copied) {
-#pragma unroll
-      for (int piece = 0; piece < KeyCopier::PIECES; ++piece) copier.start(piece);
-      continue;
-    }
+    if (late && tile > item.tiles.first) add_values(block, block.keys(stage ^ 1), sums);
+    if (late || !copied) block.team_sync();
+    if (!copied) break;
+    KeyCopier copier = copier_of(tile + 1, stage ^ 1);
+    start_ids(tile + 2);
     PartialScores partial;
     Scores scores;
     multiply_keys(block, block.keys(stage), copier, partial);
     add_halves(block, partial, scores);
     const int place = tile * TOKENS;
-    mask(block, keys, first_row, tile, place >= common.first && place + TOKENS <= common.end,
-         scores);
+    mask(block, keys, span, first_row, tile, complete,
+         place >= common.first && place + TOKENS <= common.end, scores);
+    complete = copier.complete;
     softmax.add(block, scores, scale);
-    __syncthreads();
-    add_values(block, block.keys(stage), sums);
+    if (!late) {
+      block.team_sync();
+      add_values(block, block.keys(stage), sums);
+    }
   }
   cp_async_wait_all();
   write_results(block, results, sequences, item, first_row, queries.row_count, softmax, sums, scale,

@@ -26,7 +26,7 @@ ATTEND = CudaKernel(Path(__file__).with_suffix(".cu"), "decode_mma", min_cc=(8, 
 MERGE = CudaKernel(Path(__file__).with_name("raw_decode_merge.cu"), "decode_merge", overlap=True)
 PIECE_TOKENS = 1024
 """Keys that a deterministic call sums up at a time: part of what its results are."""
-OVERHEAD = 2
+OVERHEAD = 4
 """Tiles of keys that take as long as loading a sequence's queries and writing its results."""
 MERGE_THREADS = 128
 HOST_SMS = 4
@@ -37,19 +37,21 @@ RESULT_REGISTERS = 128
 
 @dataclass(frozen=True)
 class Shape:
-    """How a block cuts its work: query rows, keys of a tile, warps, and in how many ways these
-    share out the scores by rows, and by columns whose sums are then added up."""
+    """How a block cuts its work: query rows, keys of a tile, warps, teams of warps with rows of
+    their own, and in how many ways a team's warps share out scores by rows, and by columns whose
+    sums are then added up."""
 
     rows: int
     tokens: int
     warps: int
+    teams: int
     qk_m: int
     qk_k: int
 
     @property
     def groups(self) -> int:
         """Warps that share a row's scores."""
-        return self.warps // self.qk_m
+        return self.warps // self.teams // self.qk_m
 
     def shared_bytes(self, width: int, raw_bytes: int) -> int:
         """Shared memory of a block; `raw_bytes` of a packed row, or 0. As the kernel adds it up."""
@@ -62,17 +64,17 @@ class Shape:
 
     def result_registers(self, latent: int) -> int:
         units = -(-latent // 16)
-        return self.rows // 16 * -(-units // self.warps) * 8
+        return self.rows // self.teams // 16 * -(-units // (self.warps // self.teams)) * 8
 
 
 SHAPES = (
-    Shape(64, 64, 8, 2, 2),
-    Shape(64, 32, 8, 2, 2),
-    Shape(32, 64, 8, 1, 2),
-    Shape(32, 32, 8, 2, 2),
-    Shape(16, 64, 8, 1, 2),
-    Shape(16, 32, 4, 1, 2),
-    Shape(16, 16, 2, 1, 2),
+    Shape(64, 64, 8, 2, 1, 2),
+    Shape(64, 32, 8, 2, 1, 2),
+    Shape(32, 64, 8, 1, 1, 2),
+    Shape(32, 32, 8, 1, 2, 2),
+    Shape(16, 64, 8, 1, 1, 2),
+    Shape(16, 32, 4, 1, 1, 2),
+    Shape(16, 16, 2, 1, 1, 2),
 )
 """Those preferred first; narrower ones are for fewer rows or less shared memory."""
 
@@ -205,6 +207,7 @@ def raw_mma(**arguments: Any) -> None:
         "ROWS": shape.rows,
         "TOKENS": shape.tokens,
         "WARPS": shape.warps,
+        "TEAMS": shape.teams,
         "QK_M": shape.qk_m,
         "QK_K": shape.qk_k,
         "CUT": cut.kind,
