@@ -53,11 +53,11 @@ def resources(
                 raise BadOption(reason)
     except (BadOption, MissingDependency) as failure:
         raise stop(str(failure)) from None
-    kernels = [found for op in chosen for found in _kernels(op, dims, formats)]
+    kernels = [found for op in chosen for found in _kernels(op, dims, formats, architectures)]
     if not kernels:
         raise stop(f"no kernel has a case of {cache_format} with the dims of {dims}")
     for name in architectures:
-        wanted = [each.launch for each in kernels if not each.launch.kernel.unsupported(name)]
+        wanted = [each.launch for each in kernels if each.arch == name]
         builds = prebuild(wanted, target=name)
         for _ in track(
             builds,
@@ -67,7 +67,7 @@ def resources(
             disable=not console.is_terminal,
         ):
             pass
-    rows = [row for kernel in kernels for row in _rows(kernel, architectures)]
+    rows = [_row(kernel) for kernel in kernels]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     else:
@@ -81,32 +81,36 @@ class _Kernel:
     op: str
     variant: str
     format: str
+    arch: str
     launch: Launch
 
 
-def _kernels(op: Op, dims: str, formats: Sequence[str]) -> Iterator[_Kernel]:
-    """Every raw kernel on the op's first case of these dims in each format."""
+def _kernels(
+    op: Op, dims: str, formats: Sequence[str], architectures: Sequence[str]
+) -> Iterator[_Kernel]:
+    """Every raw kernel on the op's first case of these dims in each format, as each architecture
+    that can run it would have it."""
     cases = specialisations.representative(op, dims, formats)
     first = {case.format.name: case for case in reversed(cases)}
     for variant in op.variants.values():
         for name in filter(first.get, formats):
-            for launch in specialisations.launches(op, variant, [first[name]]):
-                yield _Kernel(op.name, variant.name, name, launch)
+            for arch in architectures:
+                for launch in specialisations.launches(op, variant, [first[name]], arch):
+                    if not launch.kernel.unsupported(arch):
+                        yield _Kernel(op.name, variant.name, name, arch, launch)
 
 
-def _rows(kernel: _Kernel, architectures: list[str]) -> Iterator[dict[str, Any]]:
+def _row(kernel: _Kernel) -> dict[str, Any]:
     launch = kernel.launch
-    for arch in architectures:
-        if not launch.kernel.unsupported(arch):
-            yield {
-                "op": kernel.op,
-                "variant": kernel.variant,
-                "kernel": launch.kernel.source.entry,
-                "format": kernel.format,
-                "arch": arch,
-                **asdict(launch.kernel.resources(arch, launch.macros)),
-                "dynamic_shared": launch.shared_bytes,
-            }
+    return {
+        "op": kernel.op,
+        "variant": kernel.variant,
+        "kernel": launch.kernel.source.entry,
+        "format": kernel.format,
+        "arch": kernel.arch,
+        **asdict(launch.kernel.resources(kernel.arch, launch.macros)),
+        "dynamic_shared": launch.shared_bytes,
+    }
 
 
 def _show(rows: list[dict[str, Any]], architectures: list[str]) -> None:

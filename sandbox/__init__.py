@@ -21,10 +21,12 @@ _HOMES = {
         "concat_insert_decode",
         "concat_insert_prefill",
         "concat_insert_prefill_fp8",
+        "decode_attention",
         "dequantize_context",
         "gather",
         "lse_merge",
         "lse_merge_k",
+        "prefill_attention",
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

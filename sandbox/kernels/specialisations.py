@@ -9,6 +9,7 @@ import numpy as np
 from sandbox.kernels import conformance
 from sandbox.kernels.case import Case
 from sandbox.kernels.cuda import Launch, record_launches
+from sandbox.kernels.cuda.device import planned_for
 from sandbox.kernels.op import Op, Variant
 
 
@@ -29,8 +30,9 @@ def representative(op: Op, dims_name: str, formats: Iterable[str]) -> list[Case]
     ]
 
 
-def launches(op: Op, variant: Variant, cases: Iterable[Case]) -> list[Launch]:
-    """The different kernels, by source and macros, that `variant` launches on `cases`.
+def launches(op: Op, variant: Variant, cases: Iterable[Case], arch: str = "sm_90") -> list[Launch]:
+    """The different kernels, by source and macros, that `variant` launches on `cases` for a GPU of
+    `arch`.
 
     Nothing runs: the cases' arrays live in CPU memory and the launches are only recorded.
     """
@@ -39,10 +41,9 @@ def launches(op: Op, variant: Variant, cases: Iterable[Case]) -> list[Launch]:
         return []
     for case in cases:
         arguments = conformance.checked_arguments(op, conformance.prepare(op, case, np))
-        if variant.refuses(arguments):
-            continue
-        with record_launches() as recorded:
-            variant.run(**arguments)
+        with planned_for(arch), record_launches() as recorded:
+            if not variant.refuses(arguments):
+                variant.run(**arguments)
         for launch in recorded:
             found.setdefault((launch.kernel, *sorted(launch.macros.items())), launch)
     return list(found.values())

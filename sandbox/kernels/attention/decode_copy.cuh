@@ -13,6 +13,7 @@ struct Queries {
 __device__ __forceinline__ void load_queries(const Block& block, const Queries& queries,
                                              const AllSequences& sequences, int sequence,
                                              int first_row) {
+#pragma unroll 1
   for (int i = block.thread; i < ROWS * QueryTile::PIECES; i += THREADS) {
     const int row = i / QueryTile::PIECES, piece = i % QueryTile::PIECES;
     char* to = block.shared + QueryTile::place(row, piece);

@@ -17,7 +17,7 @@ struct KeyLayout {
   int window;  // the largest int where there is none
   int causal;  // 0 with a tree
   int chosen;  // entries of indices for each query
-  int unused;
+  int sparse;  // 1 where each query names its keys
 };
 
 // `indices`, or a table and lengths, of which a tree may be part; the others are null.
@@ -58,7 +58,7 @@ struct RequestKeys {
   int positions = 0;             // of these, those that the table has room for
 
   __device__ __forceinline__ RequestKeys(const Keys& keys, int request) : layout(keys.layout) {
-    if (keys.indices != nullptr) {
+    if (keys.layout.sparse) {
       indices = keys.indices + request * layout.indices_request;
       return;
     }
@@ -73,7 +73,7 @@ struct RequestKeys {
 
   // Places of the keys that a query sees; of some in it a tree says otherwise.
   __device__ __forceinline__ Span span(int query) const {
-    if (indices != nullptr) return {0, layout.chosen};
+    if (layout.sparse) return {0, layout.chosen};
     const int position = own(query);
     const int first = position >= layout.window ? position - layout.window + 1 : 0;
     const int end = layout.causal ? min(position + 1, positions) : positions;
@@ -109,7 +109,7 @@ struct RequestKeys {
   // Byte offset in the cache of the row of a query's key, or NO_ROW. The place lies in the span of
   // any query, and no query matters but where each names its keys.
   __device__ __forceinline__ long long row_offset(int query, int place) const {
-    const bool is_slot = indices != nullptr;
+    const bool is_slot = layout.sparse;
     const int id = is_slot ? *index_of(query, place) : *block_of(place, layout.block_size);
     return row_offset_of(layout, id, place, layout.block_size, is_slot);
   }

@@ -6,11 +6,9 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from sandbox import arrays
 from sandbox.cache_formats import FORMATS
 from sandbox.kernels.lse import NATURAL, by_request, by_token
+from sandbox.kernels.scratch import scratch
 
 NO_WINDOW = 2**31 - 1
 
@@ -45,7 +43,7 @@ def request_lse(arguments: Mapping[str, Any]) -> Any:
         return by_request(arguments["out_lse"], arguments["lse_layout"], requests, tokens)
     if arguments["key_mass"] is None:
         return None
-    return arrays.namespace(arguments["q"]).empty((requests, tokens, heads), np.float32)
+    return scratch(arguments["q"], "decode LSEs", (requests, tokens, heads))
 
 
 def key_arguments(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -75,7 +73,7 @@ def key_layout(arguments: Mapping[str, Any]) -> bytes:
         NO_WINDOW if window is None else min(window, NO_WINDOW),
         arguments["causal"] and tree is None,
         0 if indices is None else indices.shape[2],
-        0,
+        indices is not None,
     )
 
 

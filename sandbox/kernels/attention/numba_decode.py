@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from sandbox import arrays
 from sandbox.cache_formats import Widths
 from sandbox.kernels import numba_target
 from sandbox.kernels.attention import decode_attention
@@ -216,9 +215,9 @@ def numba_scalar(
     lse = None if out_lse is None else by_request(out_lse, lse_layout, requests, tokens)
     scores_of = lses = None
     if key_mass is not None:
-        xp = arrays.namespace(q)
-        scores_of = xp.empty((requests, tokens, heads, key_mass.shape[2]), np.float32)
-        lses = xp.empty((requests, tokens, heads), np.float32)
+        rows = (requests, tokens, heads)
+        scores_of = scratch(q, "decode scores", (*rows, key_mass.shape[2]))
+        lses = scratch(q, "decode LSEs", rows)
     numba_target.launch(
         _kernel(shape, widths, cache_format, mask, q.dtype, out.dtype),
         (requests * tokens, -(-heads // shape[0])),

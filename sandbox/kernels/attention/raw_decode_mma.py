@@ -18,8 +18,7 @@ from sandbox.kernels.attention.launch import (
     strides,
 )
 from sandbox.kernels.cuda import CudaKernel
-from sandbox.kernels.cuda.device import device_info
-from sandbox.kernels.cuda.host_runner import MAX_SHARED_BYTES
+from sandbox.kernels.cuda.device import device_info, shared_per_block
 from sandbox.kernels.scratch import scratch
 
 ATTEND = CudaKernel(Path(__file__).with_suffix(".cu"), "decode_mma", min_cc=(8, 0), overlap=True)
@@ -69,6 +68,7 @@ class Shape:
 
 SHAPES = (
     Shape(64, 64, 8, 2, 1, 2),
+    Shape(64, 64, 8, 1, 2, 2),
     Shape(64, 32, 8, 2, 1, 2),
     Shape(32, 64, 8, 1, 1, 2),
     Shape(32, 32, 8, 1, 2, 2),
@@ -92,8 +92,7 @@ def row_count(q: Any, indices: Any) -> int:
 
 def shape_for(q: Any, cache: Any, indices: Any, kv_lora_rank: int, cache_format: str) -> Any:
     """The first shape that suits the rows and fits the device, or None."""
-    device = device_info() if arrays.is_gpu(q) else None
-    limit = device.shared_per_block if device else MAX_SHARED_BYTES
+    limit = shared_per_block(arrays.is_gpu(q))
     raw_bytes = cache.shape[2] if FORMATS[cache_format].packed else 0
     rows = min(64, max(16, 1 << (row_count(q, indices) - 1).bit_length()))
     for shape in SHAPES:

@@ -8,8 +8,7 @@ from sandbox import arrays
 from sandbox.kernels.attention import prefill_attention
 from sandbox.kernels.attention.checks import CODES
 from sandbox.kernels.cuda import CudaKernel
-from sandbox.kernels.cuda.device import device_info
-from sandbox.kernels.cuda.host_runner import MAX_SHARED_BYTES
+from sandbox.kernels.cuda.device import device_info, shared_per_block
 from sandbox.kernels.lse import NATURAL
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "prefill_mma", min_cc=(8, 0))
@@ -85,13 +84,14 @@ class _Gpu(NamedTuple):
     l2_bytes: int
 
 
-_HOPPER = _Gpu(132, MAX_SHARED_BYTES, MAX_SHARED_BYTES + RESERVED_BYTES, 50 << 20)
-"""What the host runner stands for."""
+SMS, L2_BYTES = 132, 50 << 20
+"""Of the GPU that arrays in CPU memory are planned for."""
 
 
 def _gpu(array: Any) -> _Gpu:
     if not arrays.is_gpu(array):
-        return _HOPPER
+        shared = shared_per_block(on_gpu=False)
+        return _Gpu(SMS, shared, shared + RESERVED_BYTES, L2_BYTES)
     info = device_info(array.device.id)
     return _Gpu(info.sms, info.shared_per_block, info.shared_per_sm, info.l2_bytes)
 

@@ -1,5 +1,8 @@
 """The GPU as the runtime describes it, or why there is none."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 
@@ -59,3 +62,34 @@ def _describe(index: int) -> DeviceInfo:
         l2_bytes=found["l2CacheSize"],
         memory_bytes=found["totalGlobalMem"],
     )
+
+
+_KIB = 1024
+SHARED_PER_BLOCK = {
+    "sm_75": 64 * _KIB,
+    "sm_80": 163 * _KIB,
+    "sm_86": 99 * _KIB,
+    "sm_89": 99 * _KIB,
+    "sm_90": 227 * _KIB,
+    "sm_90a": 227 * _KIB,
+    "sm_100": 227 * _KIB,
+    "sm_120": 99 * _KIB,
+}
+"""Bytes of shared memory that a kernel may opt in to, by architecture."""
+
+_PLANNED_FOR: ContextVar[str] = ContextVar("planned_for", default="sm_90")
+
+
+@contextmanager
+def planned_for(arch: str) -> Iterator[None]:
+    """Inside it launches on arrays in CPU memory are made as for a GPU of `arch`, else of sm_90."""
+    token = _PLANNED_FOR.set(arch)
+    try:
+        yield
+    finally:
+        _PLANNED_FOR.reset(token)
+
+
+def shared_per_block(on_gpu: bool) -> int:
+    """Shared memory that a block may have: on the current GPU, or on the one planned for."""
+    return device_info().shared_per_block if on_gpu else SHARED_PER_BLOCK[_PLANNED_FOR.get()]
