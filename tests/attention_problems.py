@@ -268,15 +268,12 @@ def packed_rows(
     return rows, decoded, {"cache_format": name, **scale}
 
 
-def _parameters(op: Op, problem: dict[str, Any]) -> tuple[Any, Any]:
-    return tuple(
-        pytest.mark.parametrize("attend", [*places(op, problem, simulated=simulated)])
-        for simulated in (True, False)
-    )
+def _parameters(op: Op, problem: dict[str, Any]) -> tuple[Any, Any, Any]:
+    everywhere, fast = ([*places(op, problem, simulated=simulated)] for simulated in (True, False))
+    host = [each for each in fast if each.values[0].target == "host"]
+    return tuple(pytest.mark.parametrize("attend", each) for each in (everywhere, fast, host))
 
 
-prefill, fast_prefill = _parameters(
-    OPS["prefill_attention"], prefill_problem([2], [3], widths=(32, 16))
-)
-decode, fast_decode = _parameters(OPS["decode_attention"], decode_problem([3]))
-"""Where variants are called; the fast ones leave out the simulator."""
+prefill, fast_prefill, _ = _parameters(OPS["prefill_attention"], prefill_problem([2], [3]))
+decode, fast_decode, host_decode = _parameters(OPS["decode_attention"], decode_problem([3]))
+"""Where variants are called: everywhere, not in the simulator, on the host runner alone."""

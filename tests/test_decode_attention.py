@@ -13,6 +13,7 @@ from attention_problems import (
     decode,
     decode_problem,
     fast_decode,
+    host_decode,
     ints,
     nothing_seen,
     only,
@@ -29,11 +30,12 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
 from sandbox.arrays import DTYPES, bfloat16
-from sandbox.cache_formats import E4M3, FORMATS
+from sandbox.cache_formats import E4M3, FORMATS, Widths
 from sandbox.kernels import decode_attention, lse_merge, lse_merge_k, prefill_attention
 from sandbox.kernels.attention.decode_cases import TILED
 from sandbox.kernels.case import GARBAGE_BLOCK
 from sandbox.kernels.conformance import bits_of
+from sandbox.kernels.cuda import host_options
 
 L, E = TINY.L, TINY.E
 NO_BLOCKS = {"block_table": None, "seq_lens": None}
@@ -719,6 +721,33 @@ class TestScalars:
             same(got, other)
         for got, other in zip(attend(**problem | options | {"window": 2**40}), attend(**problem)):
             close(got, other, attend.dtype)
+
+
+CHECKED = [
+    pytest.param([1], "bfloat16", Widths(40, 8), id="one key"),
+    pytest.param([20] * 9, "bfloat16", Widths(8, 8), id="narrow rows"),
+    pytest.param([20] * 9, "int8_per_token", Widths(8, 8), id="narrow codes"),
+    pytest.param([20] * 9, "fp8_ds_mla", Widths(128, 8), id="keys at a multiple of 4 bytes"),
+]
+"""Problems of 16-bit queries that the cases of the conformance tests have nothing like."""
+
+
+class TestCheckedBuild:
+    @host_decode
+    @pytest.mark.parametrize(("lens", "name", "widths"), CHECKED)
+    def test_finds_no_fault(self, attend, lens, name, widths):
+        """Nothing read that was not written, no access at an address that a GPU would refuse."""
+        problem = decode_problem(lens, bfloat16, widths=widths)
+        if FORMATS[name].packed:
+            values = np.random.default_rng(0).standard_normal(
+                (lens[0], widths.L + widths.R), np.float32
+            )
+            rows, _, said = packed_rows(name, values, widths, 1.0)
+            problem |= paged([rows] * len(lens), 4) | said
+        with host_options(checked=True, seed=1, global_races=True):
+            found = attend(**problem)
+        for got, want in zip(found, reference(**problem)):
+            close(got, want, bfloat16)
 
 
 class TestMemory:

@@ -106,13 +106,13 @@ def test_every_op_and_format_is_listed_with_its_size():
 
 def test_tiles_of_decode_are_as_large_as_their_readme_says():
     text = (ROOT / "sandbox" / "kernels" / "attention" / "README.md").read_text()
-    row = r"^\| (\d+) x (\d+) \| (\d+) \| ([\d,]+) \| ([\d,]+) \|$"
+    row = r"^\| (\d+) x (\d+) \| (\d+) \| (\d+) \| ([\d,]+) \| ([\d,]+) \|$"
     found = [
         tuple(int(cell.replace(",", "")) for cell in match)
         for match in re.findall(row, text, flags=re.MULTILINE)
     ]
     assert found == [
-        (s.rows, s.tokens, s.warps, s.shared_bytes(576, 0), s.shared_bytes(576, 576))
+        (s.rows, s.tokens, s.warps, s.teams, s.shared_bytes(576, 0), s.shared_bytes(576, 576))
         for s in SHAPES
     ]
 

@@ -99,7 +99,10 @@ template <int Tokens, int Overhead, int Threads, bool Sparse> struct Share {
       if (lane >= step) before += other;
     }
     if (lane == 31) sums[warp] = before;
-    if (thread == 0) sums[Warps + 1] = sequences.count;
+    if (thread == 0) {  // of a share that begins after all work
+      sums[Warps + 1] = sequences.count;
+      sums[Warps + 2] = 0;
+    }
     __syncthreads();
     before -= own;
     int total = 0;

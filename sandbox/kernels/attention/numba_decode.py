@@ -27,6 +27,7 @@ from sandbox.kernels.lse import NATURAL, by_request
 from sandbox.kernels.numba_columns import scalar
 from sandbox.kernels.numba_math import from_float32
 from sandbox.kernels.numba_target import SIMULATED, cuda
+from sandbox.kernels.scratch import scratch
 
 # A thread of the simulator is a thread of Python, and a few are enough.
 HEADS, KEYS = (4, 4) if SIMULATED else (4, 8)
