@@ -14,7 +14,7 @@ from sandbox.kernels.cuda.host_runner import unavailable_reason
 OP = OPS["prefill_attention"]
 VARIANT = OP.variants["raw_mma"]
 Tiling = raw_prefill_mma.Tiling
-OTHERS = [(2, 4, 64, 2, 1, True), (2, 4, 64, 1, 2), (2, 8, 64, 2, 1), (2, 8, 64, 2, 2)]
+OTHERS = [(2, 4, 64, 1, 2), (2, 8, 64, 2, 1), (2, 8, 64, 2, 2)]
 TILINGS = [*raw_prefill_mma.TILINGS, *(Tiling(*each) for each in OTHERS)]
 ARCHITECTURES = ("sm_80", "sm_86", "sm_90", "sm_120")
 

@@ -20,21 +20,21 @@ from sandbox.kernels.numba_target import cuda
 def row_views(rows: Any, fmt: CacheFormat, count: int, k_scale: Any) -> tuple[Any, Any, Any]:
     """Codes in words of `count` values, 16-bit keys, float32 scales; rows of bytes for what a
     format does not have, and `k_scale` for one scale of all rows."""
-    codes = rows.view(np.dtype(f"u{max(1, count * _code_bits(fmt) // 8)}"))
+    codes = rows.view(np.dtype(f"u{max(1, count * code_bits(fmt) // 8)}"))
     keys = rows.view(np.uint16) if fmt.tile_scales else rows
     return codes, keys, k_scale if fmt.needs_scale else rows.view(np.float32)
 
 
-def _code_bits(fmt: CacheFormat) -> int:
+def code_bits(fmt: CacheFormat) -> int:
     return 4 if fmt.name == "int4_per_token" else 8
 
 
 @functools.cache
-def _code_value(fmt: CacheFormat) -> Any:
+def code_value(fmt: CacheFormat) -> Any:
     """Device function `code -> float32`."""
     if "fp8" in fmt.name:
         return fp8_decode(E5M2 if fmt.name == "fp8_e5m2" else E4M3)
-    sign = np.int32(1 << (_code_bits(fmt) - 1))
+    sign = np.int32(1 << (code_bits(fmt) - 1))
 
     @cuda.jit(device=True)
     def integer(code):
@@ -44,7 +44,7 @@ def _code_value(fmt: CacheFormat) -> Any:
 
 
 @functools.cache
-def _scale_at(fmt: CacheFormat, widths: Widths) -> Any:
+def scale_at(fmt: CacheFormat, widths: Widths) -> Any:
     """Device function `(scales, block, offset, column) -> float32`."""
     latent = widths.L
     if fmt.needs_scale:
@@ -79,11 +79,11 @@ def restorer(cache_format: str, widths: Widths, dtype: np.dtype, count: int) -> 
     """
     fmt = FORMATS[cache_format]
     latent, tiled = widths.L, bool(fmt.tile_scales)
-    bits, in_word = _code_bits(fmt), max(count, 8 // _code_bits(fmt))
+    bits, in_word = code_bits(fmt), max(count, 8 // code_bits(fmt))
     mask = np.uint32((1 << bits) - 1)
     first_key = fmt.fields(widths)["k_pe"].offset // 2
     word_kind, element_bits = np.dtype(f"u{count * dtype.itemsize}").type, 8 * dtype.itemsize
-    value_of, scale_at, to_element = _code_value(fmt), _scale_at(fmt, widths), encode(dtype)
+    value_of, scale_at, to_element = code_value(fmt), scale_at(fmt, widths), encode(dtype)
     key_value = decode(BFLOAT16)
 
     @cuda.jit(device=True)

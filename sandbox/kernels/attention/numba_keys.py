@@ -10,7 +10,7 @@ import numpy as np
 
 from sandbox.cache_formats import FORMATS, Widths
 from sandbox.cache_formats.ds_mla import BFLOAT16
-from sandbox.kernels.numba_cache_rows_read import _code_bits, _code_value, _scale_at, row_views
+from sandbox.kernels.numba_cache_rows_read import code_bits, code_value, scale_at, row_views
 from sandbox.kernels.numba_math import decode, to_float32
 from sandbox.kernels.numba_target import cuda
 
@@ -33,9 +33,9 @@ def value_reader(cache_format: str, widths: Widths) -> Any:
             return to(views[0][block, offset, column])
 
         return element
-    latent, tiled, bits = widths.L, bool(fmt.tile_scales), _code_bits(fmt)
+    latent, tiled, bits = widths.L, bool(fmt.tile_scales), code_bits(fmt)
     first_key, in_byte, mask = fmt.fields(widths)["k_pe"].offset // 2, 8 // bits, (1 << bits) - 1
-    value_of, scale_at, key_of = _code_value(fmt), _scale_at(fmt, widths), decode(BFLOAT16)
+    value_of, scale_at, key_of = code_value(fmt), scale_at(fmt, widths), decode(BFLOAT16)
 
     @cuda.jit(device=True)
     def restored(views, block, offset, column):

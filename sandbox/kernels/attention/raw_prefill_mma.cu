@@ -203,17 +203,12 @@ struct Feed {
         begin_values(left);
         cp_async_commit();
       }
-      if (EARLY) begin_next(left);
     }
   }
 
-  // After the scores: what is not wanted early would stand in the way of the first products.
+  // What has room for a tile more. After the scores, as it would stand in the way of their products.
   __device__ __forceinline__ void ahead(int left) {
-    if (!CODES && !EARLY) begin_next(left);
-  }
-
-  // What has room for a tile more.
-  __device__ __forceinline__ void begin_next(int left) {
+    if (CODES) return;
     if (K_STAGES == 2) begin_keys(left - BLOCK_K);
     if (V_STAGES == 2) begin_values(left - BLOCK_K);
     if (K_STAGES == 2 || V_STAGES == 2) cp_async_commit();
@@ -521,7 +516,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     feed.keys(left);
     if (seen > 0) {
       const int here_query = fresh(query_place), here_key = fresh(key_place);
-      if (HALF_TILES && seen <= BLOCK_K / 2) {
+      if (seen <= BLOCK_K / 2) {
         score<BLOCK_K / 2>(scores, shared, feed.key_tile(left), here_query, here_key);
       } else {
         score<BLOCK_K>(scores, shared, feed.key_tile(left), here_query, here_key);
@@ -539,7 +534,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     feed.values(left);
     if (seen > 0) {
       const int value_place = fresh(query_place) % (16 * PANEL_BYTES);
-      if (HALF_TILES && seen <= BLOCK_K / 2) {
+      if (seen <= BLOCK_K / 2) {
         add_values<BLOCK_K / 2>(sums, weights, feed.value_tile(left), value_place);
       } else {
         add_values<BLOCK_K>(sums, weights, feed.value_tile(left), value_place);

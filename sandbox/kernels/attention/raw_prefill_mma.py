@@ -23,8 +23,6 @@ OTHER_REGISTERS = 80
 """What a thread needs beside its scores and sums."""
 ACCUMULATORS = 192
 """Scores and sums that a thread can hold."""
-HALF_TILES = True
-"""Whether a warp spares half of a tile of which it sees only the other half."""
 L2_SHARE = 0.6
 """Part of L2 that the keys and values of the heads under way may take."""
 WAVES = 2
@@ -33,14 +31,13 @@ WAVES = 2
 
 class Tiling(NamedTuple):
     """`16 * m_tiles * warps` queries a block against `block_k` keys at a time; how many tiles of
-    keys and of values there is room for; whether the next is asked for before the scores."""
+    keys and of values there is room for."""
 
     m_tiles: int
     warps: int
     block_k: int
     k_stages: int
     v_stages: int
-    early: bool = False
 
     @property
     def block_q(self) -> int:
@@ -221,8 +218,6 @@ def raw_mma(**arguments: Any) -> None:
             "BLOCK_K": tiling.block_k,
             "K_STAGES": tiling.k_stages,
             "V_STAGES": tiling.v_stages,
-            "EARLY": tiling.early,
-            "HALF_TILES": HALF_TILES,
             "BLOCKS_PER_SM": resident,
             "SHARED_BYTES": shared_bytes,
         },

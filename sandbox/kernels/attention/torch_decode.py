@@ -10,7 +10,7 @@ from sandbox.cache_formats import FORMATS, CacheFormat, Widths
 from sandbox.kernels.attention import decode_attention
 from sandbox.kernels.attention.torch_decode_keys import Keys, chosen_keys, paged_keys
 from sandbox.kernels.attention.torch_prefill_requests import numbers, product
-from sandbox.kernels.gather.torch_baseline import _restore
+from sandbox.kernels.gather.torch_baseline import restore_rows
 from sandbox.kernels.lse import NATURAL, by_request
 
 ELEMENTS_AT_ONCE = 1 << 28
@@ -120,5 +120,5 @@ def _restored(arguments: dict[str, Any], rows: Any, fmt: CacheFormat) -> Any:
         return rows.view(kind).to(torch.bfloat16 if name == "uint8" else getattr(torch, name))
     L = arguments["kv_lora_rank"]
     widths = Widths(L, arguments["q"].shape[3] - L)
-    values = _restore(rows.flatten(0, 1), fmt, widths, None).unflatten(0, rows.shape[:2])
+    values = restore_rows(rows.flatten(0, 1), fmt, widths, None).unflatten(0, rows.shape[:2])
     return values if name in ("float32", "float16") else values.to(torch.bfloat16)

@@ -12,6 +12,7 @@ from sandbox.kernels.attention.checks import CODES
 from sandbox.kernels.lse import NATURAL, by_token
 
 SCORES_AT_ONCE = 1 << 28
+MOST_STRIDE = 2**31 - 1
 
 Attend = Callable[[Any, Any, Any, float, bool], tuple[Any, Any]]
 """Queries `[N, n, D]`, keys `[N, m, D]` and values of one request, scale, whether causal (then
@@ -50,12 +51,13 @@ def each_request(attend: Attend, arguments: dict[str, Any]) -> None:
 
 
 def numbers(values: Any) -> Any:
-    """Numbers as they are, E4M3 codes as bfloat16, which holds each of them."""
+    """Numbers as they are, copied where cuBLAS cannot take their strides; E4M3 codes as bfloat16,
+    which holds each of them."""
     import torch
 
     tensor = arrays.to_torch(values)
     if values.dtype != CODES:
-        return tensor
+        return tensor if max(tensor.stride()) <= MOST_STRIDE else tensor.contiguous()
     return tensor.view(torch.float8_e4m3fn).to(torch.bfloat16)
 
 

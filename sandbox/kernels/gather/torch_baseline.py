@@ -10,7 +10,7 @@ from sandbox.cache_formats.ds_mla import TILE
 from sandbox.kernels.gather import dequantize_context, gather
 
 
-def _restore(codes: Any, fmt: CacheFormat, widths: Widths, k_scale: Any) -> Any:
+def restore_rows(codes: Any, fmt: CacheFormat, widths: Widths, k_scale: Any) -> Any:
     """Rows of codes `[T, bytes]` as float32 `[T, L + R]`; torch tensors, T > 0."""
     import torch
 
@@ -38,7 +38,7 @@ def _restored(codes: Any, out: Any, cache_format: str, kv_lora_rank: int, k_scal
     """The same in the element type of `out`."""
     widths = Widths(kv_lora_rank, out.shape[1] - kv_lora_rank)
     scale = None if k_scale is None else arrays.to_torch(k_scale)
-    return _restore(codes, FORMATS[cache_format], widths, scale).to(out.dtype)
+    return restore_rows(codes, FORMATS[cache_format], widths, scale).to(out.dtype)
 
 
 @gather.variant("torch", kind="torch", baseline=True, preference=1)
