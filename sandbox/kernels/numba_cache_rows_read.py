@@ -83,7 +83,7 @@ def restorer(cache_format: str, widths: Widths, dtype: np.dtype, count: int) -> 
     mask = np.uint32((1 << bits) - 1)
     first_key = fmt.fields(widths)["k_pe"].offset // 2
     word_kind, element_bits = np.dtype(f"u{count * dtype.itemsize}").type, 8 * dtype.itemsize
-    value_of, scale_at, to_element = code_value(fmt), scale_at(fmt, widths), encode(dtype)
+    value_of, scale_of, to_element = code_value(fmt), scale_at(fmt, widths), encode(dtype)
     key_value = decode(BFLOAT16)
 
     @cuda.jit(device=True)
@@ -93,7 +93,7 @@ def restorer(cache_format: str, widths: Widths, dtype: np.dtype, count: int) -> 
         codes_word, scale = np.uint32(0), np.float32(0)
         if not is_key:
             codes_word = np.uint32(codes[block, offset, column // in_word])
-            scale = scale_at(scales, block, offset, column)
+            scale = scale_of(scales, block, offset, column)
         word = word_kind(0)
         for i in range(count):
             if is_key:

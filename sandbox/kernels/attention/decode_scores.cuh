@@ -46,7 +46,7 @@ __device__ __forceinline__ void multiply_keys(const Block& block, const char* ke
       ldmatrix(b[i % 2][n], key_at[i % TURNS] + key_lane.further(n * 16, 2 * QK_K * i));
     }
   };
-  load(0);
+  if (!missing(0)) load(0);
 #pragma unroll
   for (int i = 0; i < STEPS; ++i) {
     if (!missing(i + 1)) load(i + 1);

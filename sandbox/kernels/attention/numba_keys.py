@@ -10,7 +10,7 @@ import numpy as np
 
 from sandbox.cache_formats import FORMATS, Widths
 from sandbox.cache_formats.ds_mla import BFLOAT16
-from sandbox.kernels.numba_cache_rows_read import code_bits, code_value, scale_at, row_views
+from sandbox.kernels.numba_cache_rows_read import code_bits, code_value, row_views, scale_at
 from sandbox.kernels.numba_math import decode, to_float32
 from sandbox.kernels.numba_target import cuda
 
@@ -35,7 +35,7 @@ def value_reader(cache_format: str, widths: Widths) -> Any:
         return element
     latent, tiled, bits = widths.L, bool(fmt.tile_scales), code_bits(fmt)
     first_key, in_byte, mask = fmt.fields(widths)["k_pe"].offset // 2, 8 // bits, (1 << bits) - 1
-    value_of, scale_at, key_of = code_value(fmt), scale_at(fmt, widths), decode(BFLOAT16)
+    value_of, scale_of, key_of = code_value(fmt), scale_at(fmt, widths), decode(BFLOAT16)
 
     @cuda.jit(device=True)
     def restored(views, block, offset, column):
@@ -44,7 +44,7 @@ def value_reader(cache_format: str, widths: Widths) -> Any:
             return key_of(keys[block, offset, first_key + column - latent])
         byte = np.uint32(codes[block, offset, column // in_byte])
         code = (byte >> np.uint32(column % in_byte * bits)) & np.uint32(mask)
-        return np.float32(value_of(code) * scale_at(scales, block, offset, column))
+        return np.float32(value_of(code) * scale_of(scales, block, offset, column))
 
     return restored
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from sandbox import arrays
 from sandbox.cache_formats import FORMATS
+from sandbox.cache_formats.ds_mla import TILE
 from sandbox.kernels.attention import decode_attention
 from sandbox.kernels.attention.checks import CODES
 from sandbox.kernels.attention.key_mass import write_key_mass
@@ -128,6 +129,8 @@ def unsupported(
     if cache_format == "fp8_ds_mla" and element == np.float16:
         return "keys of fp8_ds_mla are bfloat16, which float16 cannot hold"
     latent, rope = kv_lora_rank, q.shape[3] - kv_lora_rank
+    if cache_format == "fp8_ds_mla" and latent // TILE % 2:
+        return f"keys of fp8_ds_mla rows with L = {latent} are not at multiples of 8 bytes"
     if latent % 8 or rope % 8:
         return f"L = {latent} and R = {rope} are no multiples of 8"
     vector = 8 * q.dtype.itemsize
