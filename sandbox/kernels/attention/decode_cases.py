@@ -221,8 +221,9 @@ def _packed() -> Iterable[Case]:
         options = {"block_size": 4, "format": fmt.name}
         yield Case(dims, name, fp32, several, options | {"views": True})
         yield Case(dims, name, bf16, several, options | {"mass": True})
-        yield Case(dims, name, bf16, several, options | {"fp8_query": True, "topk": 5})
-        if not fmt.tile_scales:
+        if fmt.tile_scales or fmt.name == "fp8_e4m3":
+            yield Case(dims, name, bf16, several, options | {"fp8_query": True, "topk": 5})
+        if fmt.name in ("fp8_e5m2", "int8_per_token"):
             yield Case(dims, name, fp16, several, options | {"tree": True})
         v3 = replace(PRESETS["deepseek_v3"], num_heads=16)
         options = {"block_size": 64, "format": fmt.name, "splits": 2}
