@@ -13,20 +13,25 @@ struct Queries {
 __device__ __forceinline__ void load_queries(const Block& block, const Queries& queries,
                                              const AllSequences& sequences, int sequence,
                                              int first_row) {
+  const int part = block.thread % 8;
 #pragma unroll 1
-  for (int i = block.thread; i < ROWS * QueryTile::PIECES; i += THREADS) {
-    const int row = i / QueryTile::PIECES, piece = i % QueryTile::PIECES;
-    char* to = block.shared + QueryTile::place(row, piece);
-    const bool real = first_row + row < queries.row_count && piece * 8 < WIDTH;
-    const Row from(sequences, sequence, real ? first_row + row : 0);
-    const QUERY* source =
-        queries.q + queries.strides(from.request, from.query, from.head) + (real ? piece * 8 : 0);
-    if constexpr (sizeof(QUERY) == 2) {
-      cp_async<16>(to, source, real ? 16 : 0);
-    } else {
-      float values[8] = {};
-      if (real) unpack_fp8<E4M3, 8>(load_once<8>(source), values);
-      *reinterpret_cast<uint4*>(to) = pack<ELEMENT, 16>(values);
+  for (int row = block.thread / 8; row < ROWS; row += THREADS / 8) {
+    const bool exists = first_row + row < queries.row_count;
+    const Row from(sequences, sequence, exists ? first_row + row : 0);
+    const QUERY* source = queries.q + queries.strides(from.request, from.query, from.head);
+#pragma unroll
+    for (int first = 0; first < QueryTile::PIECES; first += 8) {
+      const int piece = first + part;
+      if (first + 8 > QueryTile::PIECES && piece >= QueryTile::PIECES) break;
+      char* to = block.shared + QueryTile::place(row, piece);
+      const bool real = exists && (first * 8 + 64 <= WIDTH || piece * 8 < WIDTH);
+      if constexpr (sizeof(QUERY) == 2) {
+        cp_async_if<16>(real, shared_address_of(to), source + piece * 8);
+      } else {
+        float values[8] = {};
+        if (real) unpack_fp8<E4M3, 8>(load_once<8>(source + piece * 8), values);
+        *reinterpret_cast<uint4*>(to) = pack<ELEMENT, 16>(values);
+      }
     }
   }
 }

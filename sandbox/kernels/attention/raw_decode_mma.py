@@ -29,6 +29,8 @@ PIECE_TOKENS = 1024
 OVERHEAD = 4
 """Tiles of keys that take as long as loading a sequence's queries and writing its results."""
 MERGE_THREADS = 128
+FEW_ROWS = 2048
+"""Up to so many are merged by all threads of a block each, more by a warp each."""
 HOST_SMS = 4
 """On the host shares are as many as if there were so many SMs, whatever its cores."""
 RESULT_REGISTERS = 128
@@ -240,12 +242,14 @@ def raw_mma(**arguments: Any) -> None:
         shared_bytes=shared_bytes,
     )
     if cut.slots:
+        threads = MERGE_THREADS if sequences * rows <= FEW_ROWS else 32
         MERGE(
-            sequences * rows,
+            -(-sequences * rows * threads // MERGE_THREADS),
             MERGE_THREADS,
             partials,
             partial_lses,
             parts,
+            sequences * rows,
             rows,
             arguments["sink"],
             *results,
@@ -255,6 +259,7 @@ def raw_mma(**arguments: Any) -> None:
                 "HEADS": heads,
                 "SEQUENCES_A_REQUEST": 1 if indices is None else tokens,
                 "THREADS": MERGE_THREADS,
+                "THREADS_A_ROW": threads,
             },
         )
     if arguments["key_mass"] is not None:
