@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -133,11 +133,18 @@ def _show(rows: list[dict[str, Any]], architectures: list[str]) -> None:
     for kernel, lines in kernels.items():
         say(kernel)
         for name, by_arch in lines.items():
-            last = list(by_arch.values())[-1]
-            shared = last["static_shared"] + last["dynamic_shared"]
+            found = by_arch.values()
+            shared = _range(row["static_shared"] + row["dynamic_shared"] for row in found)
+            threads = _range(row["max_threads"] for row in found)
             cells = [_cell(by_arch.get(arch)) for arch in architectures]
             style = "red" if any("(" in cell for cell in cells) else ""
-            say(line(name, [*cells, str(shared), str(last["max_threads"])]), style)
+            say(line(name, [*cells, shared, threads]), style)
+
+
+def _range(numbers: Iterable[int]) -> str:
+    """The number of all architectures, or the least and the most."""
+    found = sorted(set(numbers))
+    return str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}"
 
 
 def _use(row: dict[str, Any]) -> tuple[int, int]:

@@ -12,6 +12,8 @@ from sandbox.kernels.lse import LAYOUTS, REQUEST_LAYOUTS, lse_shape, request_lse
 from sandbox.kernels.op import Output, operation
 
 FLOAT32 = np.dtype(np.float32)
+FAR = 2**31 - 1
+"""A window that reaches as far as any position."""
 
 
 def _check_prefill_values(
@@ -64,7 +66,7 @@ def prefill_attention(
     Request `b` has queries `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]` and keys `cu_seqlens_k[b]`
     to `cu_seqlens_k[b + 1]`. With `causal` its last query sees all its keys, the one before all but
     the last, and so on: query `i` of `n` sees key `j` of `m` if `j <= m - n + i`. Scores, softmax
-    and sums are float32; `lse = log(sum(exp(softmax_scale * q.k)))`.
+    and sums are float32, for scores up to 2^29; `lse = log(sum(exp(softmax_scale * q.k)))`.
 
     A query that sees no key, and a row of `q` that no request owns, gets exactly 0 and an LSE of
     -inf. Rows that no request owns never matter, whatever they hold; a NaN in a key or value that
@@ -113,14 +115,18 @@ def prefill_attention(
     specs = {"out": Output(shape, dtype)}
     if return_lse:
         specs["out_lse"] = Output(lse_shape(shape, lse_layout), FLOAT32, any_strides=True)
-    inputs = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    return {
-        **checks.outputs(specs, {"out": out, "out_lse": out_lse}, inputs),
-        "softmax_scale": checks.softmax_scale(softmax_scale),
-        "out_dtype": dtype,
+    descales = {
         "q_descale": checks.descale(q_descale, "q_descale", q, "q"),
         "k_descale": checks.descale(k_descale, "k_descale", k, "k"),
         "v_descale": checks.descale(v_descale, "v_descale", v, "v"),
+    }
+    inputs = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    inputs |= descales
+    return {
+        **descales,
+        **checks.outputs(specs, {"out": out, "out_lse": out_lse}, inputs),
+        "softmax_scale": checks.softmax_scale(softmax_scale),
+        "out_dtype": dtype,
     }
 
 
@@ -208,8 +214,8 @@ def decode_attention(
     All heads share the keys: the key at a position is the whole cache row, `E = L + R` values, and
     its value the first `L` of them. Rows of packed formats are restored as `CacheFormat.decode` has
     it, `k_scale` times code for scores and values alike; a variant may round restored rows of the
-    formats with scales in the row to 16 bits. Scores, softmax and sums are float32; `lse` is
-    `log(sum(exp(softmax_scale * q.k)))`.
+    formats with scales in the row to 16 bits. Scores, softmax and sums are float32, for scores up
+    to 2^29; `lse` is `log(sum(exp(softmax_scale * q.k)))`.
 
     The `S` queries of a request stand at its last positions, `seq_len - S` on, whose rows are in
     the cache already. Which keys query `i` sees:
@@ -242,7 +248,8 @@ def decode_attention(
         tree_mask: int32 `[B, S, ceil(S / 32)]`, instead of `causal`.
         window: keys that a query sees at most, its own position included.
         indices: int32 `[B, S, K]`, slots (`block * block_size + row`) of each query's keys in any
-            order; negative ones are holes. In the place of block table, lengths and masks.
+            order; negative ones are holes, and a slot that is named twice counts twice. In the
+            place of block table, lengths and masks.
         sink: float32 `[N]`, a logit for each head that takes part in the softmax and has no value:
             `out` shrinks by `exp(lse) / (exp(lse) + exp(sink))`, `lse` is without it.
         num_splits: into how many parts each request's keys are cut to be computed side by side;
@@ -316,13 +323,15 @@ def decode_attention(
     given = {"out": out, "out_lse": out_lse, "key_mass": key_mass}
     inputs = {"q": q, "cache": cache, "block_table": block_table, "seq_lens": seq_lens}
     inputs |= {"tree_mask": tree_mask, "indices": indices, "sink": sink}
+    q_descale = checks.descale(q_descale, "q_descale", q, "q")
+    inputs |= {"q_descale": q_descale, "k_scale": rows["k_scale"]}
     return {
         **rows,
         **checks.outputs(specs, given, inputs),
         "softmax_scale": checks.softmax_scale(softmax_scale),
         "out_dtype": dtype,
-        "q_descale": checks.descale(q_descale, "q_descale", q, "q"),
-        "window": None if window is None else require.integer(window, "window", least=1),
+        "q_descale": q_descale,
+        "window": None if window is None else min(require.integer(window, "window", least=1), FAR),
         "num_splits": (
             None if num_splits is None else require.integer(num_splits, "num_splits", least=1)
         ),

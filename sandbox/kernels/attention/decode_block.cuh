@@ -43,7 +43,7 @@ constexpr int ROWS_AT_ONCE = COPY_THREADS / 8;                   // eight thread
 constexpr int PASSES = (TOKENS + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
 
 // Whether all keys of a tile are in one block, whose id is the only one of the tile.
-constexpr bool ONE_BLOCK = !SPARSE && BLOCK_SIZE % TOKENS == 0;
+constexpr bool ONE_BLOCK = !SPARSE && !TREE && BLOCK_SIZE % TOKENS == 0;
 
 constexpr int KEY_TILES = PACKED ? 1 : 2;
 constexpr int AT_KEYS = (QueryTile::BYTES + 127) / 128 * 128;

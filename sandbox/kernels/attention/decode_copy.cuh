@@ -44,7 +44,8 @@ __device__ __forceinline__ void copy_ids(const Block& block, const RequestKeys& 
   const int row = block.copy_thread(), place = tile * TOKENS + row;
   if (row < 0 || row >= (ONE_BLOCK ? 1 : TOKENS)) return;
   int* to = block.ids(tile) + row;
-  if (ONE_BLOCK || (place >= span.first && place < span.end)) {
+  const bool inside = place >= span.first && place < span.end;
+  if (ONE_BLOCK || (inside && (!TREE || keys.seen_by_any(place)))) {
     cp_async<4>(to, SPARSE ? keys.index_of(query, place) : keys.block_of(place, BLOCK_SIZE));
   } else {
     *to = -1;

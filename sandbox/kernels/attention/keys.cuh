@@ -98,6 +98,15 @@ struct RequestKeys {
     return place >= seen.first && place < seen.end && in_tree(query, place);
   }
 
+  // Whether any query sees a place of the span of all; of new tokens a tree may hide some from all.
+  __device__ __forceinline__ bool seen_by_any(int place) const {
+    if (tree == nullptr || place < own(0)) return true;
+    for (int query = 0; query < layout.tokens; ++query) {
+      if (sees(query, place)) return true;
+    }
+    return false;
+  }
+
   // Where the slot of a query's key, or the block id of a place that some query sees, is to be read.
   __device__ __forceinline__ const int* index_of(int query, int place) const {
     return indices + query * layout.indices_query + place;

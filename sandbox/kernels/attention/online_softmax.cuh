@@ -28,7 +28,7 @@ struct OnlineSoftmax {
   }
 };
 
-// What a sink leaves to the keys.
+// What a sink leaves to the keys, whose weights are 0 where there are none.
 __device__ __forceinline__ float share_beside(float sink, float lse) {
-  return 1.0f / (1.0f + expf(sink - lse));
+  return lse == NO_KEY_LSE ? 1.0f : 1.0f / (1.0f + expf(sink - lse));
 }

@@ -127,8 +127,9 @@ def unsupported(
     element = element_of(q, cache)
     if element.itemsize != 2:
         return f"multiplies 16-bit numbers, not {element}"
-    if cache_format == "fp8_ds_mla" and element == np.float16:
-        return "keys of fp8_ds_mla are bfloat16, which float16 cannot hold"
+    fmt = FORMATS[cache_format]
+    if fmt.packed and not fmt.needs_scale and element == np.float16:
+        return f"float16 may not hold restored rows of {fmt.name}"
     latent, rope = kv_lora_rank, q.shape[3] - kv_lora_rank
     if cache_format == "fp8_ds_mla" and latent // TILE % 2:
         return f"keys of fp8_ds_mla rows with L = {latent} are not at multiples of 8 bytes"
@@ -137,7 +138,7 @@ def unsupported(
     vector = 8 * q.dtype.itemsize
     if any(place % vector for place in (arrays.address(q), *q.strides[:3])):
         return f"rows of q are not at multiples of {vector} bytes"
-    if copy_bytes(cache) < (4 if FORMATS[cache_format].packed else 16):
+    if copy_bytes(cache) < (4 if fmt.packed else 16):
         return "rows of the cache are not at multiples of 16 bytes (packed ones: of 4)"
     if any(place % 16 for place in (arrays.address(out), *out.strides[:3])):
         return "rows of out are not at multiples of 16 bytes"
@@ -164,6 +165,7 @@ def cut_for(arguments: Mapping[str, Any], shape: Shape, sequences: int, row_bloc
         parts = sequences * most
         return Cut("PIECES", parts, PIECE_TOKENS // shape.tokens, most, parts * (most > 1))
     if (splits := arguments["num_splits"]) is not None:
+        splits = min(splits, max(1, -(-_longest(arguments) // shape.tokens)))
         parts = sequences * splits
         return Cut("SPLITS", parts, splits, splits, parts * (splits > 1))
     device = device_info() if arrays.is_gpu(arguments["q"]) else None

@@ -134,6 +134,8 @@ def _paged_keys(
 ) -> Iterator[Keys]:
     """Those at the positions of each request that some query sees and that have a block."""
     xp = arrays.namespace(cache)
+    if tokens == 0:
+        return
     num_blocks, block_size, _ = cache.shape
     room = block_table.shape[1] * block_size
     queries = xp.arange(tokens)[:, None]
