@@ -1,5 +1,5 @@
-// What a block of raw_prefill_mma.cu is made of: its tiles, what lies where in shared memory, and who
-// has which scores and sums. The macros are those of its launcher.
+// What a block of raw_prefill_mma.cu is made of: its tiles, what lies where in shared memory, and
+// who has which scores and sums. The macros are those of its launcher.
 #pragma once
 #include "prefill_tile.cuh"
 

@@ -64,7 +64,7 @@ struct Feed {
     }
   }
 
-  // What has room for a tile more. After the scores, as it would stand in the way of their products.
+  // What has room for a tile more. After the scores, whose products it would stand in the way of.
   __device__ __forceinline__ void ahead(int left) {
     if (CODES) return;
     if (K_STAGES == 2) begin_keys(left - BLOCK_K);
