@@ -82,7 +82,7 @@ struct Block {
 
   __device__ __forceinline__ explicit Block(char* shared)
       : shared(shared),
-        thread(kept_thread()),
+        thread(kept(threadIdx.x)),
         lane(thread % 32),
         team(thread / (32 * TEAM_WARPS)),
         warp(thread / 32 % TEAM_WARPS),

@@ -92,7 +92,7 @@ struct KeyCopier {
     const char* first = PACKED
                             ? block.shared + AT_RAW + row * RAW_STRIDE + part * COPY_BYTES
                             : block.keys(stage) + KeyTile::place(row, part);
-    to = kept(shared_address_of(first));
+    to = fresh(shared_address_of(first));
     if (ONE_BLOCK && active) {
       const int id = ids[0];
       if (!is_row(layout, id, BLOCK_SIZE, false)) inside.end = 0;
@@ -115,7 +115,7 @@ struct KeyCopier {
       from = cache + max(offset, 0LL) + part * COPY_BYTES;
     }
     complete &= exists;
-    there = kept((unsigned int)exists);
+    there = fresh((unsigned int)exists);
   }
 
   __device__ __forceinline__ void start(int piece) {

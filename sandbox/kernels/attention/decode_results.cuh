@@ -58,7 +58,7 @@ __device__ __forceinline__ void add_values(const Block& block, const char* keys,
   SharedAddress values_at[UNITS];
 #pragma unroll
   for (int unit = 0; unit < UNITS; ++unit) {
-    values_at[unit] = kept(value_lane.at(0, 2 * (first_unit + unit)));
+    values_at[unit] = fresh(value_lane.at(0, 2 * (first_unit + unit)));
   }
 #pragma unroll
   for (int step = 0; step < TOKENS / 16; ++step) {

@@ -21,8 +21,8 @@ __device__ __forceinline__ void multiply_keys(const Block& block, const char* ke
   SharedAddress query_at[TURNS], key_at[TURNS];
 #pragma unroll
   for (int turn = 0; turn < TURNS; ++turn) {
-    query_at[turn] = kept(query_lane.turned(2 * QK_K * turn));
-    key_at[turn] = kept(key_lane.turned(2 * QK_K * turn));
+    query_at[turn] = fresh(query_lane.turned(2 * QK_K * turn));
+    key_at[turn] = fresh(key_lane.turned(2 * QK_K * turn));
   }
 #pragma unroll
   for (int m = 0; m < S_M; ++m) {
@@ -129,7 +129,7 @@ __device__ __forceinline__ void mask(const Block& block, const RequestKeys& keys
     }
   }
   if (SPARSE || everyone_sees) return;
-  const int lane = found_anew(block.lane);  // rarely needed: nothing is kept for it from tile to tile
+  const int lane = fresh(block.lane);  // rarely needed: nothing is kept for it from tile to tile
 #pragma unroll
   for (int m = 0; m < S_M; ++m) {
 #pragma unroll

@@ -1,6 +1,7 @@
 // Tiles of 16-bit elements in shared memory, and the products of two of them by a warp.
 #pragma once
 #include "mma.cuh"
+#include "registers.cuh"
 
 // Rows of Columns elements, padded to whole steps of 16. Pieces of 16 bytes lie so that eight rows
 // at one column share no bank: where eight divides their number, in an order of each row's own, else
@@ -16,32 +17,6 @@ template <int Rows, int Columns> struct Tile {
     return (row * STRIDE + (SWIZZLED ? piece ^ (row & 7) : piece)) * 16;
   }
 };
-
-// threadIdx.x in a register: what comes out of a shuffle the compiler cannot read anew, as it prefers
-// to and as takes long.
-__device__ __forceinline__ int kept_thread() {
-  return __shfl_sync(0xffffffffu, int(threadIdx.x), threadIdx.x % 32);
-}
-
-// The same number, of which the compiler knows nothing, so that what follows from it is not computed
-// ahead.
-__device__ __forceinline__ int found_anew(int number) {
-#ifndef SANDBOX_HOST
-  asm volatile("" : "+r"(number));
-#endif
-  return number;
-}
-
-// 2 to the power of a score less the largest: subnormal results are 0.
-__device__ __forceinline__ float power_of_2(float exponent) {
-#ifndef SANDBOX_HOST
-  float power;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
-  return power;
-#else
-  return exp2f(exponent);
-#endif
-}
 
 // What one lane loads of a tile: addresses of pieces, from that of a first one, in so many orders of a
 // row's pieces as its tile has need of. The tile starts at a multiple of 128 bytes.

@@ -6,6 +6,17 @@
 // What a score is compared with: the largest one, or 0 where all are -inf.
 __device__ __forceinline__ float finite_top(float top) { return top == NO_KEY_LSE ? 0.0f : top; }
 
+// 2 to the power of a score less the largest: subnormal results are 0.
+__device__ __forceinline__ float power_of_2(float exponent) {
+#ifndef SANDBOX_HOST
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
+  return power;
+#else
+  return exp2f(exponent);
+#endif
+}
+
 struct OnlineSoftmax {
   float top = NO_KEY_LSE;  // the largest score
   float total = 0.0f;      // of exp(score - top)

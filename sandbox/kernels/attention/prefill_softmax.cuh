@@ -1,16 +1,7 @@
 // Scores to weights, tile by tile.
 #pragma once
+#include "online_softmax.cuh"
 #include "prefill_block.cuh"
-
-__device__ __forceinline__ float exp2_fast(float x) {
-#ifndef SANDBOX_HOST
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return exp2f(x);
-#endif
-}
 
 __device__ __forceinline__ unsigned int pack_pair(float low, float high, __nv_bfloat16) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
@@ -81,7 +72,7 @@ struct Softmax {
         most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
         most = fmaxf(most * scale, reference[m][half]);
         const bool none = most == NEGATIVE_INFINITY;
-        const float factor = none ? 1.0f : exp2_fast(reference[m][half] - most);
+        const float factor = none ? 1.0f : power_of_2(reference[m][half] - most);
         reference[m][half] = most;
         total[m][half] *= factor;
 #pragma unroll
@@ -98,8 +89,8 @@ struct Softmax {
     const int half = i % 2;
     const float(&pair)[4] = scores[m][keys * 2 + i / 2];
     const float from = reference[m][half] == NEGATIVE_INFINITY ? 0.0f : reference[m][half];
-    const float low = exp2_fast(fmaf(pair[half * 2], scale, -from));
-    const float high = exp2_fast(fmaf(pair[half * 2 + 1], scale, -from));
+    const float low = power_of_2(fmaf(pair[half * 2], scale, -from));
+    const float high = power_of_2(fmaf(pair[half * 2 + 1], scale, -from));
     total[m][half] += low + high;
     return pack_pair(low, high, Number());
   }

@@ -6,6 +6,7 @@
 #include "prefill_scores.cuh"
 #include "prefill_softmax.cuh"
 #include "prefill_work.cuh"
+#include "registers.cuh"
 
 struct Strides {  // bytes of the inputs, elements of the outputs
   long long token, head;
@@ -13,19 +14,6 @@ struct Strides {  // bytes of the inputs, elements of the outputs
 struct PrefillStrides {
   Strides q, k, v, out, lse;
 };
-
-// The value itself, which the compiler then keeps in a register instead of deriving it each time.
-__device__ __forceinline__ int kept(int value) {
-  return __shfl_sync(0xffffffffu, value, threadIdx.x % 32);
-}
-
-// The value itself, from which nothing is derived ahead of this place.
-__device__ __forceinline__ int fresh(int value) {
-#ifndef SANDBOX_HOST
-  asm volatile("" : "+r"(value));
-#endif
-  return value;
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     prefill_mma(const ELEMENT* q, const ELEMENT* k, const ELEMENT* v, const int* cu_seqlens_q,

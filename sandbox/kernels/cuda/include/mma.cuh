@@ -65,12 +65,6 @@ __device__ __forceinline__ SharedAddress flipped(SharedAddress address, int bits
   return address ^ bits;
 }
 
-// The same number, of which the compiler does not know how it came about: it is kept in a register.
-__device__ __forceinline__ unsigned int kept(unsigned int number) {
-  asm volatile("" : "+r"(number));
-  return number;
-}
-
 // Loads 1, 2 or 4 matrices of 8 x 8 16-bit elements. Lane 8 i + j gives the address of row j of matrix i, a multiple of 16 bytes; register i gets two neighbours of row
 // lane / 4 of matrix i.
 template <int count>
@@ -204,8 +198,6 @@ inline SharedAddress shared_address_of(const void* pointer) {
 inline SharedAddress flipped(SharedAddress address, int bits) {
   return reinterpret_cast<const char*>(reinterpret_cast<unsigned long long>(address) ^ bits);
 }
-
-template <class Number> Number kept(Number number) { return number; }
 
 template <int count> void ldmatrix(unsigned int (&r)[count], const void* row, SANDBOX_WHERE) {
   static_assert(count == 1 || count == 2 || count == 4, "ldmatrix loads 1, 2 or 4 matrices");
