@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from sandbox.arrays import DTYPES, bfloat16
-from sandbox.cache_formats import FORMATS, Widths
+from sandbox.cache_formats import E4M3, FORMATS, Widths
 from sandbox.dims import PRESETS
-from sandbox.kernels import OPS, conformance
+from sandbox.kernels import OPS, conformance, decode_attention, prefill_attention
 from sandbox.kernels.case import block_tables, blocks_needed
 from sandbox.kernels.op import Op, Variant
 
@@ -22,6 +22,7 @@ SCALE = 0.3
 FLOAT32, FLOAT16 = DTYPES["float32"], DTYPES["float16"]
 TOLERANCES = {"float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}
 POISON = 77.0
+NO_BLOCKS = {"block_table": None, "seq_lens": None}
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,14 @@ def attention(scores: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.nd
         return weights @ values / np.maximum(total, 1e-300)[..., None], top[..., 0] + np.log(total)
 
 
+def prefill_reference(**arguments: Any) -> Any:
+    return prefill_attention(**arguments, variant="reference")
+
+
+def decode_reference(**arguments: Any) -> Any:
+    return decode_attention(**arguments, variant="reference")
+
+
 def prefill_problem(
     query_lens: Any, key_lens: Any, dtype: Any = FLOAT32, *, heads: int = 2, widths: Any = (32, 16),
     seed: int = 0,
@@ -158,6 +167,14 @@ def prefill_problem(
         "cu_seqlens_q": bounds(query_lens),
         "cu_seqlens_k": bounds(key_lens),
         "softmax_scale": SCALE,
+    }
+
+
+def in_codes(problem: dict[str, Any], descales: Any) -> dict[str, Any]:
+    """The problem of E4M3 codes whose q, k and v have these descales."""
+    return problem | {
+        name: E4M3.quantise(problem[name], np.float32(descale))
+        for name, descale in zip("qkv", descales)
     }
 
 
@@ -213,6 +230,29 @@ def only(problem: dict[str, Any], requests: Any) -> dict[str, Any]:
     chosen = list(requests)
     parts = {name: problem[name][chosen] for name in ("q", "block_table", "seq_lens")}
     return problem | parts
+
+
+def with_indices(problem: dict[str, Any], indices: Any) -> dict[str, Any]:
+    return problem | NO_BLOCKS | {"indices": np.ascontiguousarray(indices, dtype=np.int32)}
+
+
+def decode_expected(
+    problem: dict[str, Any], sees: Callable[[int, int, int], Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Results and LSEs `[N, B * S]` where query `i` of request `b` sees position `j` if
+    `sees(b, i, j)`, in float64."""
+    requests, tokens, heads, _ = problem["q"].shape
+    rank = problem["kv_lora_rank"]
+    out = np.zeros((requests, tokens, heads, rank))
+    lse = np.full((heads, requests, tokens), -np.inf)
+    for b in range(requests):
+        rows = rows_of(problem, b).astype(np.float64)
+        for i in range(tokens):
+            seen = rows[[sees(b, i, j) for j in range(len(rows))]] if len(rows) else rows
+            if len(seen):
+                scores = problem["softmax_scale"] * problem["q"][b, i].astype(np.float64) @ seen.T
+                out[b, i], lse[:, b, i] = attention(scores, seen[:, :rank])
+    return out, lse.reshape(heads, -1)
 
 
 def absorbed_and_not(

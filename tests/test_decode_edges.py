@@ -2,11 +2,18 @@
 
 import numpy as np
 import pytest
-from attention_problems import close, decode, decode_problem, ints, nothing_seen, same, tree_words
+from attention_problems import (
+    NO_BLOCKS,
+    close,
+    decode,
+    decode_problem,
+    ints,
+    nothing_seen,
+    same,
+    tree_words,
+)
 
 from sandbox.kernels import decode_attention, prefill_attention
-
-NO_BLOCKS = {"block_table": None, "seq_lens": None}
 
 
 @decode
