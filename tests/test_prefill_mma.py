@@ -16,7 +16,7 @@ VARIANT = OP.variants["raw_mma"]
 Tiling = raw_prefill_mma.Tiling
 OTHERS = [(2, 4, 64, 1, 2), (2, 8, 64, 2, 1), (2, 8, 64, 2, 2)]
 TILINGS = [*raw_prefill_mma.TILINGS, *(Tiling(*each) for each in OTHERS)]
-ARCHITECTURES = ("sm_80", "sm_86", "sm_90", "sm_120")
+ARCHITECTURES = ("sm_80", "sm_90")
 
 needs_host = pytest.mark.skipif(bool(unavailable_reason()), reason=str(unavailable_reason()))
 
