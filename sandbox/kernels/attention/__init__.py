@@ -86,7 +86,7 @@ def prefill_attention(
         q_descale, k_descale, v_descale: of codes (value = code * descale), numbers or float32
             arrays of one element, which may change between replays of a graph.
         out: `[Tq, N, V]`, strides of its own; shares no memory with an input. None allocates.
-        out_lse: float32, `[N, Tq]` or `[Tq, N]` by `lse_layout`, any strides.
+        out_lse: float32, `[N, Tq]` or `[Tq, N]` by `lse_layout`, any strides but negative ones.
         out_dtype: float32, float16 or bfloat16; None is that of `out`, or q's, bfloat16 for codes.
         return_lse: False neither computes nor returns `out_lse`.
         lse_base: `"e"` or `"2"`.
@@ -259,7 +259,8 @@ def decode_attention(
         max_seq_len: no `seq_len` is larger; a host integer that spares workspace where the table
             is wide. None is all that the table has room for.
         out: `[B, S, N, L]`, strides of its own; shares no memory with an input. None allocates.
-        out_lse: float32, `[N, B * S]`, `[B * S, N]` or `[B, N, S]` by `lse_layout`, any strides.
+        out_lse: float32, `[N, B * S]`, `[B * S, N]` or `[B, N, S]` by `lse_layout`, any strides but
+            negative ones.
         out_dtype: float32, float16 or bfloat16; None is that of `out`, or q's, bfloat16 for codes.
         return_lse: False does not return `out_lse`.
         lse_base: `"e"` or `"2"`.

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from sandbox.kernels.cuda import nvrtc
 from sandbox.kernels.cuda.abi import Argument, MacroValue, argument, macro_text, place
@@ -27,6 +28,7 @@ Dim3 = tuple[int, int, int]
 _RELOAD = os.environ.get("MLA_SANDBOX_RELOAD", "") not in ("", "0")
 
 _MAX_BLOCK = (1024, 1024, 64)
+_NO_MACROS: Mapping[str, MacroValue] = MappingProxyType({})
 
 
 class CudaKernel:
@@ -61,7 +63,7 @@ class CudaKernel:
         grid: Dimensions,
         block: Dimensions,
         *arguments: object,
-        macros: Mapping[str, MacroValue],
+        macros: Mapping[str, MacroValue] = _NO_MACROS,
         shared_bytes: int = 0,
     ) -> None:
         """Launch `grid` blocks of `block` threads, on a GPU on CuPy's current stream.
