@@ -57,7 +57,7 @@ def test_large_blocks_do_not_spill(monkeypatch, arch, options):
     monkeypatch.setattr(raw_prefill_mma, "FEW_BLOCKS", 0)
     workload = Workload("one", (1,), (1,))
     case = Case(PRESETS["deepseek_v3"], "deepseek_v3", named("bfloat16")[0], workload, options)
-    (launch,) = specialisations.launches(OP, VARIANT, [case])
+    (launch,) = specialisations.launches(OP, VARIANT, [case], arch)
     assert launch.macros["M_TILES"] == "2"
     used = launch.kernel.resources(arch, launch.macros)
     assert used.spill_stores == used.spill_loads == 0
