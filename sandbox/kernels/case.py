@@ -109,6 +109,13 @@ def column_slice(xp: Any, shape: Sequence[int], dtype: np.dtype, seed: int, befo
     return view
 
 
+def unwritten(xp: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """An array of bytes 0xFF: NaN in every element type, of E4M3 codes too."""
+    array = xp.empty(shape, dtype)
+    array.view(np.uint8)[...] = 0xFF
+    return array
+
+
 def padded_pages(xp: Any, shape: Sequence[int], dtype: np.dtype, row_pad: int, page_pad: int):
     """A cache `[blocks, block_size, row]` whose rows and pages have padding between, all of it NaN,
     or bytes 0xFF, which make NaNs too."""
@@ -117,6 +124,12 @@ def padded_pages(xp: Any, shape: Sequence[int], dtype: np.dtype, row_pad: int, p
     flat = xp.full((blocks * page,), 0xFF if dtype == np.uint8 else np.nan, dtype=dtype)
     strides = (page * dtype.itemsize, (row + row_pad) * dtype.itemsize, dtype.itemsize)
     return xp.lib.stride_tricks.as_strided(flat, shape, strides)
+
+
+def encode_options(fmt: CacheFormat, k_scale: float) -> dict[str, Any]:
+    """What `fmt.encode` is to be told: a raw tile scale is the harder one to read."""
+    options: dict[str, Any] = {"k_scale": k_scale} if fmt.needs_scale else {}
+    return options | ({"tile_scale": "raw"} if "raw" in fmt.tile_scales else {})
 
 
 def block_tables(

@@ -19,9 +19,9 @@ from sandbox.kernels.numba_math import decode, encode, from_float32, to_float32
 from sandbox.kernels.numba_target import cuda
 
 
-def array_or_empty(value: Any, like: Any) -> Any:
-    """An empty float32 array for None, which Numba's device functions cannot compare."""
-    return arrays.namespace(like).empty(0, np.float32) if value is None else value
+def array_or_empty(value: Any, like: Any, axes: int = 1, dtype: Any = np.float32) -> Any:
+    """An empty array beside `like` for None, which Numba's device functions cannot compare."""
+    return arrays.namespace(like).empty((0,) * axes, dtype) if value is None else value
 
 
 def table_or_empty(slot_mapping: Any, positions: Any, cos_sin: Any) -> tuple[Any, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,10 +136,35 @@ class Memory:
         return np.asarray(shadow)
 
 
+def apart(
+    outputs: dict[str, Any],
+    others: dict[str, Any],
+    or_same: Callable[[Memory, Memory], bool] = lambda output, other: False,
+) -> None:
+    """The outputs that the caller gives share no memory with each other or with other arrays.
+
+    `or_same(output, other)` says which two may be one and the same array. None is skipped.
+    """
+    written = [Memory(value, name) for name, value in outputs.items() if value is not None]
+    if not written:
+        return
+    read = [Memory(value, name) for name, value in others.items() if arrays.is_array(value)]
+    for output in written:
+        for other in read:
+            output.apart(other, or_same=or_same(output, other))
+    for one, other in itertools.combinations(written, 2):
+        one.apart(other)
+
+
 def one_of(value: Any, name: str, allowed: Iterable[Any]) -> None:
     allowed = list(allowed)
     if value not in allowed:
         raise ValueError(f"{name} is {value!r}, expected one of {allowed}")
+
+
+def flag(value: Any, name: str) -> None:
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} is {type(value).__name__}, expected a bool")
 
 
 def integer(value: Any, name: str, least: int = 0) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from sandbox.kernels import cache_arguments, require
 from sandbox.kernels.attention import checks, decode_cases, prefill_cases, reference
-from sandbox.kernels.lse import LAYOUTS, REQUEST_LAYOUTS, lse_shape, request_lse_shape
+from sandbox.kernels.lse import REQUEST_LAYOUTS, check_conventions, lse_shape, request_lse_shape
 from sandbox.kernels.op import Output, operation
 
 FLOAT32 = np.dtype(np.float32)
@@ -100,8 +100,8 @@ def prefill_attention(
             shares memory with another array, or (where values are checked) bounds decrease or
             reach beyond their rows; nothing has been launched.
     """
-    checks.conventions(return_lse, out_lse, lse_base, lse_layout, LAYOUTS)
-    checks.require_flag(causal, "causal")
+    check_conventions(return_lse, out_lse, lse_base, lse_layout)
+    require.flag(causal, "causal")
     for name, value, width in (("q", q, "D"), ("k", k, "D"), ("v", v, "V")):
         checks.heads(value, name, "tokens", "heads", width)
         require.same_dtype(value, name, q, "q")
@@ -278,13 +278,13 @@ def decode_attention(
             contradict each other, an output shares memory with another array, or (where values
             are checked) a length, block or slot is out of range; nothing has been launched.
     """
-    checks.conventions(return_lse, out_lse, lse_base, lse_layout, REQUEST_LAYOUTS)
+    check_conventions(return_lse, out_lse, lse_base, lse_layout, REQUEST_LAYOUTS)
     for name, flag in (
         ("causal", causal),
         ("deterministic", deterministic),
         ("return_key_mass", return_key_mass),
     ):
-        checks.require_flag(flag, name)
+        require.flag(flag, name)
     checks.heads(q, "q", "requests", "tokens", "heads", "E")
     requests, tokens, num_heads, width = q.shape
     rows = checks.cache(cache, cache_format, k_scale, kv_lora_rank, width)

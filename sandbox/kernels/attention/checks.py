@@ -12,27 +12,11 @@ import numpy as np
 from sandbox import arrays
 from sandbox.cache_formats import FORMATS, format_named
 from sandbox.kernels import cache_arguments, require
-from sandbox.kernels.lse import NATURAL
 from sandbox.kernels.op import Output
 
 FLOATS = tuple(arrays.DTYPES[name] for name in ("bfloat16", "float16", "float32"))
 CODES = np.dtype(np.uint8)
 """Element type of E4M3 codes."""
-
-
-def conventions(
-    return_lse: Any, out_lse: Any, lse_base: Any, lse_layout: Any, layouts: Any
-) -> None:
-    require_flag(return_lse, "return_lse")
-    if out_lse is not None and not return_lse:
-        raise ValueError("out_lse is given, but return_lse is False")
-    require.one_of(lse_base, "lse_base", NATURAL)
-    require.one_of(lse_layout, "lse_layout", layouts)
-
-
-def require_flag(value: Any, name: str) -> None:
-    if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name} is {type(value).__name__}, expected a bool")
 
 
 def softmax_scale(value: Any) -> float:
@@ -90,20 +74,11 @@ def outputs(
     specs: dict[str, Output], given: dict[str, Any], inputs: dict[str, Any]
 ) -> dict[str, Output]:
     """Outputs that the caller gave must have memory of their own; returns `specs`."""
-    written = []
     for name, value in given.items():
-        if value is None:
-            continue
-        require.array(value, name, *map(str, specs[name].shape))
-        require.whole_strides(value, name)
-        written.append(require.Memory(value, name))
-    if written:
-        read = [require.Memory(v, n) for n, v in inputs.items() if arrays.is_array(v)]
-        for output in written:
-            for other in read:
-                output.apart(other)
-        for one, other in itertools.combinations(written, 2):
-            one.apart(other)
+        if value is not None:
+            require.array(value, name, *map(str, specs[name].shape))
+            require.whole_strides(value, name)
+    require.apart(given, inputs)
     return specs
 
 

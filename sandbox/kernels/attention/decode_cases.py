@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sandbox import arrays
-from sandbox.cache_formats import E4M3, FORMATS, CacheFormat
+from sandbox.cache_formats import E4M3, FORMATS
 from sandbox.dims import PRESETS, MLADims
 from sandbox.kernels import case as c
 from sandbox.kernels.attention.prefill_cases import SCALE_FACTOR
@@ -83,11 +83,12 @@ def make_inputs(case: Case, xp: Any) -> dict[str, Any]:
     if options.get("views"):
         shape = (requests, tokens, dims.N, dims.L)
         dtype = inputs.get("out_dtype", case.dtype)
-        out = _empty(xp, (dims.N, requests, tokens, dims.L + 8), dtype)
+        out = c.unwritten(xp, (dims.N, requests, tokens, dims.L + 8), dtype)
         inputs["out"] = out.transpose(1, 2, 0, 3)[..., : dims.L]
         if inputs["return_lse"]:
             lse = request_lse_shape(shape, inputs["lse_layout"])
-            inputs["out_lse"] = _empty(xp, (*lse[:-1], 2 * lse[-1]), np.dtype(np.float32))[..., ::2]
+            wide = c.unwritten(xp, (*lse[:-1], 2 * lse[-1]), np.float32)
+            inputs["out_lse"] = wide[..., ::2]
     return inputs
 
 
@@ -102,7 +103,7 @@ def _queries(case: Case, xp: Any) -> Any:
     else:
         values = values.astype(case.dtype)
     if case.options.get("views"):
-        wide = _empty(xp, (dims.N, requests, tokens, dims.E + 16), values.dtype)
+        wide = c.unwritten(xp, (dims.N, requests, tokens, dims.E + 16), values.dtype)
         view = wide.transpose(1, 2, 0, 3)[..., : dims.E]
         view[...] = values
         return view
@@ -154,24 +155,12 @@ def _cache(case: Case, xp: Any, wanted: np.ndarray) -> dict[str, Any]:
     rows = c.normal(xp, (count, dims.E), np.dtype(np.float32), case.seed + 1)
     if fmt.packed:
         rows *= xp.asarray(np.linspace(0.5, 1.5, max(1, count), dtype=np.float32))[:count, None]
-        rows = fmt.encode(rows, dims, **_encode_options(fmt))
+        rows = fmt.encode(rows, dims, **c.encode_options(fmt, K_SCALE))
     cache[xp.asarray(wanted)] = rows.astype(fmt.storage)
     said: dict[str, Any] = {"cache": cache, "cache_format": fmt.name}
     if fmt.needs_scale:
         said["k_scale"] = xp.asarray(np.array([K_SCALE], np.float32))
     return said
-
-
-def _encode_options(fmt: CacheFormat) -> dict[str, Any]:
-    """A raw tile scale is the harder one to read."""
-    options: dict[str, Any] = {"k_scale": K_SCALE} if fmt.needs_scale else {}
-    return options | ({"tile_scale": "raw"} if "raw" in fmt.tile_scales else {})
-
-
-def _empty(xp: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    made = xp.empty(shape, dtype)
-    made.view(np.uint8)[...] = 0xFF
-    return made
 
 
 def cases(purpose: str) -> Iterable[Case]:

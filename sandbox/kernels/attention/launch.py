@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from sandbox.cache_formats import FORMATS
+from sandbox.kernels.attention import FAR
 from sandbox.kernels.lse import NATURAL, by_request, by_token
 from sandbox.kernels.scratch import scratch
-
-NO_WINDOW = 2**31 - 1
 
 
 def strides(array: Any, axes: int) -> bytes:
@@ -70,7 +69,7 @@ def key_layout(arguments: Mapping[str, Any]) -> bytes:
         num_blocks,
         0 if table is None else table.shape[1],
         arguments["q"].shape[1],
-        NO_WINDOW if window is None else min(window, NO_WINDOW),
+        FAR if window is None else window,
         arguments["causal"] and tree is None,
         0 if indices is None else indices.shape[2],
         indices is not None,

@@ -19,12 +19,11 @@ from sandbox.kernels.attention.numba_tiles import (
     element_reader,
     finisher,
     highest,
-    present,
     tile,
     weigher,
 )
 from sandbox.kernels.lse import NATURAL, by_request
-from sandbox.kernels.numba_columns import scalar
+from sandbox.kernels.numba_columns import array_or_empty, scalar
 from sandbox.kernels.numba_math import from_float32
 from sandbox.kernels.numba_target import SIMULATED, cuda
 from sandbox.kernels.scratch import scratch
@@ -32,7 +31,7 @@ from sandbox.kernels.scratch import scratch
 # A thread of the simulator is a thread of Python, and a few are enough.
 HEADS, KEYS = (4, 4) if SIMULATED else (4, 8)
 THREADS = 16 if SIMULATED else 128
-INT32, INT64 = np.dtype(np.int32), np.iinfo(np.int64)
+INT32 = np.dtype(np.int32)
 
 
 @functools.cache
@@ -206,13 +205,13 @@ def numba_scalar(
     widths = Widths(kv_lora_rank, width - kv_lora_rank)
     mask, shape = _mask(causal, tree_mask, indices), _tile(width, kv_lora_rank)
     source = (
-        present(block_table, 2, q, INT32),
-        present(seq_lens, 1, q, INT32),
-        present(tree_mask, 3, q, INT32),
-        present(indices, 3, q, INT32),
-        min(window or 0, INT64.max // 2),
+        array_or_empty(block_table, q, 2, INT32),
+        array_or_empty(seq_lens, q, dtype=INT32),
+        array_or_empty(tree_mask, q, 3, INT32),
+        array_or_empty(indices, q, 3, INT32),
+        window or 0,
     )
-    sink = present(sink, 1, q)
+    sink = array_or_empty(sink, q)
     lse = None if out_lse is None else by_request(out_lse, lse_layout, requests, tokens)
     scores_of = lses = None
     if key_mass is not None:
@@ -226,12 +225,12 @@ def numba_scalar(
         q,
         *cache_views(cache, cache_format, k_scale),
         *source,
-        present(q_descale, 1, q),
+        array_or_empty(q_descale, q),
         sink,
         out,
-        present(lse, 3, q),
-        present(scores_of, 4, q),
-        present(lses, 3, q),
+        array_or_empty(lse, q, 3),
+        array_or_empty(scores_of, q, 4),
+        array_or_empty(lses, q, 3),
         np.float32(softmax_scale),
         np.float32(1 / NATURAL[lse_base]),
     )

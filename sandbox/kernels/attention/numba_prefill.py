@@ -16,12 +16,11 @@ from sandbox.kernels.attention.numba_tiles import (
     element_reader,
     finisher,
     highest,
-    present,
     tile,
     weigher,
 )
 from sandbox.kernels.lse import NATURAL, by_token
-from sandbox.kernels.numba_columns import scalar
+from sandbox.kernels.numba_columns import array_or_empty, scalar
 from sandbox.kernels.numba_math import from_float32
 from sandbox.kernels.numba_target import SIMULATED, cuda
 
@@ -185,9 +184,9 @@ def numba_scalar(
         v,
         cu_seqlens_q,
         cu_seqlens_k,
-        *(present(descale, 1, q) for descale in (q_descale, k_descale, v_descale)),
+        *(array_or_empty(descale, q) for descale in (q_descale, k_descale, v_descale)),
         out,
-        by_token(present(out_lse, 2, q), lse_layout),
+        by_token(array_or_empty(out_lse, q, 2), lse_layout),
         np.float32(softmax_scale),
         np.float32(1 / NATURAL[lse_base]),
         bool(causal),

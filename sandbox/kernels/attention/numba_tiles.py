@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from sandbox import arrays
 from sandbox.cache_formats import E4M3
 from sandbox.kernels.attention.checks import CODES
 from sandbox.kernels.numba_fp8 import fp8_decode
@@ -35,11 +34,6 @@ def tile(rows: int, keys: int, bytes_of: Callable[[int, int], int]) -> tuple[int
             return None
         rows, keys = max(1, rows // 2), max(1, keys // 2)
     return rows, keys
-
-
-def present(array: Any, axes: int, like: Any, dtype: Any = np.float32) -> Any:
-    """The array, or for None, which Numba's kernels cannot test, an empty one beside `like`."""
-    return arrays.namespace(like).empty((0,) * axes, dtype) if array is None else array
 
 
 def element_reader(dtype: np.dtype) -> Any:

@@ -74,27 +74,20 @@ def make_inputs(case: Case, xp: Any) -> dict[str, Any]:
         inputs["out_dtype"] = case.dtype
     if views:
         shape = (tokens + spare, dims.N, dims.V)
-        inputs["out"] = _empty(xp, (shape[1], shape[0], dims.V + 8), case.dtype).swapaxes(0, 1)[
-            ..., : dims.V
-        ]
+        wide = c.unwritten(xp, (shape[1], shape[0], dims.V + 8), case.dtype)
+        inputs["out"] = wide.swapaxes(0, 1)[..., : dims.V]
         if inputs["return_lse"]:
             lse = lse_shape(shape, inputs["lse_layout"])
-            inputs["out_lse"] = _empty(xp, (lse[0], 2 * lse[1]), np.dtype(np.float32))[:, ::2]
+            inputs["out_lse"] = c.unwritten(xp, (lse[0], 2 * lse[1]), np.dtype(np.float32))[:, ::2]
     return inputs
 
 
 def _rows(xp: Any, values: Any, first: int, total: int, pad: int) -> Any:
     """The values as rows from `first` on of `total`, the others and the padding NaN."""
     tokens, heads, width = values.shape
-    wide = _empty(xp, (total, heads, width + pad), values.dtype)[..., :width]
+    wide = c.unwritten(xp, (total, heads, width + pad), values.dtype)[..., :width]
     wide[first : first + tokens] = values
     return wide
-
-
-def _empty(xp: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    made = xp.empty(shape, dtype)
-    made.view(np.uint8)[...] = 0xFF
-    return made
 
 
 def cases(purpose: str) -> Iterable[Case]:

@@ -82,8 +82,7 @@ def _outputs(case: Case, xp: Any, dtype: np.dtype, widths: dict[str, int]) -> di
         return {}
     outputs = {}
     for name, width in widths.items():
-        wide = xp.empty((tokens + spare, case.dims.N, width + 16), dtype)
-        wide.view(np.uint8)[...] = 0xFF
+        wide = c.unwritten(xp, (tokens + spare, case.dims.N, width + 16), dtype)
         outputs[name] = wide[..., :width]
     return outputs
 

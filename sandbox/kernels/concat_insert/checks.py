@@ -137,13 +137,12 @@ def output_rows(value: Any, name: str, tokens: int) -> int:
 
 def apart(outputs: dict[str, Any], others: dict[str, Any]) -> None:
     """Outputs of the caller share no memory with anything else, but `q_out` may be q itself."""
-    places = [require.Memory(value, name) for name, value in outputs.items() if value is not None]
-    if not places:
-        return
-    rest = [require.Memory(value, name) for name, value in others.items() if value is not None]
-    for number, place in enumerate(places):
-        for other in (*rest, *places[:number]):
-            place.apart(other, or_same=(place.name, other.name) == ("q_out", "q"))
+
+    def or_same(output: require.Memory, other: require.Memory) -> bool:
+        return (output.name, other.name) == ("q_out", "q")
+
+    # Of two outputs that overlap the error is the later one's.
+    require.apart(dict(reversed(outputs.items())), others, or_same)
 
 
 def values(

@@ -27,19 +27,13 @@ CODES = np.dtype(np.uint8)
 def packed_rows(xp: Any, count: int, fmt: CacheFormat, dims: MLADims, seed: int) -> Any:
     """Rows of a packed format: encoded normal values, every other row with any codes at all."""
     values = c.normal(xp, (count, dims.E), np.dtype(np.float32), seed)
-    rows = fmt.encode(values, dims, **_encode_options(fmt))
+    rows = fmt.encode(values, dims, **c.encode_options(fmt, K_SCALE))
     codes = xp.asarray(np.random.default_rng(seed).integers(0, 256, rows.shape, dtype=np.uint8))
     for field in fmt.layout(dims):
         if field.dtype.itemsize == 1:
             part = slice(field.offset, field.offset + field.nbytes)
             rows[1::2, part] = codes[1::2, part]
     return rows
-
-
-def _encode_options(fmt: CacheFormat) -> dict[str, Any]:
-    """A raw tile scale is the harder one to read."""
-    options: dict[str, Any] = {"k_scale": K_SCALE} if fmt.needs_scale else {}
-    return options | ({"tile_scale": "raw"} if "raw" in fmt.tile_scales else {})
 
 
 def restore_arguments(case: Case, xp: Any) -> dict[str, Any]:
@@ -114,9 +108,8 @@ def dequantize_inputs(case: Case, xp: Any) -> dict[str, Any]:
 
 def _workspace(xp: Any, rows: int, columns: int, dtype: np.dtype) -> Any:
     """Poisoned rows with padding between."""
-    out = xp.empty((rows, columns + max(1, 16 // dtype.itemsize)), dtype)
-    out.view(np.uint8)[...] = 0xFF
-    return out[:, :columns]
+    padding = max(1, 16 // dtype.itemsize)
+    return c.unwritten(xp, (rows, columns + padding), dtype)[:, :columns]
 
 
 def _columns(case: Case) -> int:

@@ -8,21 +8,12 @@ import numpy as np
 
 from sandbox import arrays
 from sandbox.kernels import cache_arguments, require
-from sandbox.kernels.lse import LAYOUTS, NATURAL, lse_shape
+from sandbox.kernels.lse import LAYOUTS, check_conventions, lse_shape
 from sandbox.kernels.lse_merge import cases, cases_k, reference
 from sandbox.kernels.op import Output, operation
 
 CODES = np.dtype(np.uint8)
 STATE_DTYPES = tuple(arrays.DTYPES[name] for name in ("float32", "float16", "bfloat16"))
-
-
-def _check_conventions(return_lse: Any, out_lse: Any, lse_base: Any, lse_layout: Any) -> None:
-    if not isinstance(return_lse, bool | np.bool_):
-        raise TypeError(f"return_lse is {type(return_lse).__name__}, expected a bool")
-    if out_lse is not None and not return_lse:
-        raise ValueError("out_lse is given, but return_lse is False")
-    require.one_of(lse_base, "lse_base", NATURAL)
-    require.one_of(lse_layout, "lse_layout", LAYOUTS)
 
 
 def _check_state(value: Any, name: str, *axes: str) -> None:
@@ -51,22 +42,16 @@ def _check_outputs(
     In place an output may be an input of its dtype, an LSE an LSE and a state a state.
     """
     axes = {"out": ("tokens", "heads", "V"), "out_lse": LAYOUTS[lse_layout]}
-    given = []
     for name, value in outputs.items():
         if value is not None:
             require.array(value, name, *axes[name])
             require.whole_strides(value, name)
-            given.append(require.Memory(value, name))
-    if not given:
-        return
-    read = [require.Memory(value, name) for name, value in inputs.items() if value is not None]
-    for output in given:
-        for other in read:
-            alike = output.name.endswith("_lse") == other.name.endswith("_lse")
-            alike = alike and output.array.dtype == other.array.dtype
-            output.apart(other, or_same=in_place and alike)
-    if len(given) == 2:
-        given[0].apart(given[1])
+
+    def or_same(output: require.Memory, other: require.Memory) -> bool:
+        alike = output.name.endswith("_lse") == other.name.endswith("_lse")
+        return in_place and alike and output.array.dtype == other.array.dtype
+
+    require.apart(outputs, inputs, or_same)
 
 
 def _scale(output_scale: Any, like: Any) -> Any:
@@ -152,7 +137,7 @@ def lse_merge(
             shares memory with an array that it is not, or (where values are checked)
             `output_scale` is not positive and finite; nothing has been launched.
     """
-    _check_conventions(return_lse, out_lse, lse_base, lse_layout)
+    check_conventions(return_lse, out_lse, lse_base, lse_layout)
     _check_state(prefix, "prefix", "tokens", "heads", "V")
     _check_state(suffix, "suffix", "tokens", "heads", "V")
     require.same_dtype(suffix, "suffix", prefix, "prefix")
@@ -244,7 +229,7 @@ def lse_merge_k(
             shares memory with another array, or (where values are checked) `output_scale` is not
             positive and finite; nothing has been launched.
     """
-    _check_conventions(return_lse, out_lse, lse_base, lse_layout)
+    check_conventions(return_lse, out_lse, lse_base, lse_layout)
     _check_state(partials, "partials", "states", "tokens", "heads", "V")
     if partials.shape[0] == 0:
         raise ValueError(f"partials has shape {tuple(partials.shape)}: K must be at least 1")

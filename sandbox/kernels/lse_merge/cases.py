@@ -59,8 +59,8 @@ def make_inputs(case: Case, xp: Any) -> dict[str, Any]:
     if options.get("strided"):
         states = [wide_rows(xp, states[0], 8), heads_first(xp, states[1])]
         lses = [every_second(xp, lses[0]), transposed(xp, lses[1])]
-        inputs["out"] = wide_rows(xp, unwritten(xp, shape, _out_dtype(case)), 16)
-        inputs["out_lse"] = every_second(xp, unwritten(xp, lse_shape(shape, layout), np.float32))
+        inputs["out"] = wide_rows(xp, c.unwritten(xp, shape, _out_dtype(case)), 16)
+        inputs["out_lse"] = every_second(xp, c.unwritten(xp, lse_shape(shape, layout), np.float32))
     inputs |= dict(zip(("prefix", "suffix"), states))
     inputs |= dict(zip(("prefix_lse", "suffix_lse"), lses))
     if side := options.get("in_place"):
@@ -110,16 +110,9 @@ def spoil(xp: Any, state: Any, empty: Any) -> None:
     bits[...] = xp.where(empty[..., None], garbage.view(bits.dtype), bits)
 
 
-def unwritten(xp: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Memory full of NaN, of codes too."""
-    array = xp.empty(shape, dtype)
-    array.view(np.uint8)[...] = 0xFF
-    return array
-
-
 def wide_rows(xp: Any, array: Any, pad: int) -> Any:
     """The array as the first columns of wider rows, as a padded V leaves them."""
-    wide = unwritten(xp, (*array.shape[:-1], array.shape[-1] + pad), array.dtype)
+    wide = c.unwritten(xp, (*array.shape[:-1], array.shape[-1] + pad), array.dtype)
     view = wide[..., : array.shape[-1]]
     view.view(f"u{array.dtype.itemsize}")[...] = array.view(f"u{array.dtype.itemsize}")
     return view

@@ -23,7 +23,6 @@ from sandbox.kernels.lse_merge.cases import (
     query_tokens,
     spoil,
     tokens,
-    unwritten,
     wide_rows,
 )
 from sandbox.kernels.op import Cost, Tolerance
@@ -50,8 +49,8 @@ def make_inputs(case: Case, xp: Any) -> dict[str, Any]:
     if options.get("strided"):
         inputs["partials"] = wide_rows(xp, heads_first(xp, partials), 4)
         inputs["lses"] = every_second(xp, lses)
-        inputs["out"] = heads_first(xp, unwritten(xp, shape, dtype))
-        inputs["out_lse"] = every_second(xp, unwritten(xp, lse_shape(shape, layout), np.float32))
+        inputs["out"] = heads_first(xp, c.unwritten(xp, shape, dtype))
+        inputs["out_lse"] = every_second(xp, c.unwritten(xp, lse_shape(shape, layout), np.float32))
     return inputs
 
 

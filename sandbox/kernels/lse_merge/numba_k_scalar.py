@@ -11,8 +11,8 @@ import numpy as np
 from sandbox.kernels import numba_target
 from sandbox.kernels.lse import by_token
 from sandbox.kernels.lse_merge import lse_merge_k
-from sandbox.kernels.lse_merge.numba_merge import present, rounder, scalars
-from sandbox.kernels.numba_columns import inverse
+from sandbox.kernels.lse_merge.numba_merge import rounder, scalars
+from sandbox.kernels.numba_columns import array_or_empty, inverse
 from sandbox.kernels.numba_math import from_float32, to_float32
 from sandbox.kernels.numba_target import cuda
 
@@ -97,6 +97,6 @@ def numba_scalar(
         partials,
         by_token(lses, lse_layout),
         out,
-        by_token(present(out_lse, lses[0]), lse_layout),
+        by_token(array_or_empty(out_lse, lses, 2), lse_layout),
         *scalars(arguments, out),
     )

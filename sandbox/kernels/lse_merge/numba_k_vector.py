@@ -13,9 +13,9 @@ from sandbox.kernels.lse import by_token
 from sandbox.kernels.lse_merge import lse_merge_k
 from sandbox.kernels.lse_merge.launch import lanes_for, vector_elements
 from sandbox.kernels.lse_merge.numba_k_scalar import lse_merger, summer
-from sandbox.kernels.lse_merge.numba_merge import present, rounder, scalars
+from sandbox.kernels.lse_merge.numba_merge import rounder, scalars
 from sandbox.kernels.lse_merge.numba_vector import in_words
-from sandbox.kernels.numba_columns import inverse
+from sandbox.kernels.numba_columns import array_or_empty, inverse
 from sandbox.kernels.numba_math import decode, encode
 from sandbox.kernels.numba_target import cuda
 
@@ -79,6 +79,6 @@ def numba_vector(
         in_words(partials, elements),
         by_token(lses, lse_layout),
         in_words(out, elements),
-        by_token(present(out_lse, lses[0]), lse_layout),
+        by_token(array_or_empty(out_lse, lses, 2), lse_layout),
         *scalars(arguments, out),
     )

@@ -70,13 +70,8 @@ def rounder(out_dtype: np.dtype, convert: Callable[[np.dtype], Any]) -> Any:
 def lses_by_token(arguments: Mapping[str, Any], layout: str) -> list[Any]:
     """The LSEs of prefix, suffix and out as views `[T, N]`; an absent one is empty."""
     prefix_lse, suffix_lse = arguments["prefix_lse"], arguments["suffix_lse"]
-    out_lse = present(arguments["out_lse"], prefix_lse)
+    out_lse = array_or_empty(arguments["out_lse"], prefix_lse, 2)
     return [by_token(lse, layout) for lse in (prefix_lse, suffix_lse, out_lse)]
-
-
-def present(out_lse: Any, other: Any) -> Any:
-    """`out_lse`, or for None, which Numba's kernels cannot test, an empty array like `other`."""
-    return other[:0, :0] if out_lse is None else out_lse
 
 
 def scalars(arguments: Mapping[str, Any], out: Any) -> tuple[Any, ...]:
