@@ -1,0 +1,359 @@
+"""The MLA layer: hidden states in, hidden states out, over a paged latent cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from sandbox.kernels.rms_norm import rms_norm
+from sandbox.layers.collectives import Alone, Collective
+from sandbox.layers.rope import Rope, half_split_to_interleaved
+from sandbox.layers.weights import MLAWeights
+
+from sandbox import arrays
+from sandbox.cache_formats import format_by_name
+from sandbox.dims import MLADims
+from sandbox.kernels import OPS, require
+from sandbox.layers import output
+from sandbox.layers.decode import decode
+from sandbox.layers.gemm import linear
+from sandbox.layers.prefill import prefill
+from sandbox.layers.run import Run, Tokens
+from sandbox.layers.step import Step, prepare
+from sandbox.layers.workspace import Workspace
+from sandbox.planner import ContextParallel, Plan
+
+NORM_EPS = 1e-6
+"""Of both norms, whatever a model's `rms_norm_eps` says: Hugging Face builds them so."""
+
+
+class MLALayer:
+    """Multi-head Latent Attention of one model layer on one rank.
+
+    Prefills attend over full heads, in chunks of context; decodes over the latent itself, with the
+    up-projections absorbed into query and output. Tokens of decodes come first in a batch.
+
+    Args:
+        dims: of the whole model.
+        weights: `MLAWeights`, or what `MLAWeights.load` takes: a torch module or state dict, or any
+            mapping with Hugging Face's names, or safetensors files.
+        cache_format: name of the cache's format; None is the plain one of the weights' dtype.
+        k_scale: descale of `fp8_e4m3` and `fp8_e5m2` caches, a number or an array of one element,
+            which may change between replays of a graph.
+        tile_scale: rule for the tile scales of `fp8_ds_mla`.
+        rope: the rotation, or None for a model without one (`dims.rope` False, or `R` 0).
+        softmax_scale: of the scores; None is `(P + R) ** -0.5` times the rope's `softmax_factor`.
+        eps: of both RMS norms.
+        output_gate: whether `attention * sigmoid(g_proj(hidden))` goes into the output projection.
+        gate_overlap: steps of fewer tokens compute the gate on a second stream.
+        output_quant: how the output of attention is quantised before the output projection, a name
+            in `output.QUANTS`; `attention` returns codes and scales then, and the output projection
+            takes the restored values. None is not at all.
+        output_scale: descale for `fp8_static`, global scale for `nvfp4`; a number or an array of
+            one element.
+        prefill_descales: of q, k and v; prefills then attend with E4M3 codes.
+        decode_q_descale: of the queries; decodes then attend with E4M3 queries.
+        deterministic: decodes whose bits do not depend on the rest of the batch.
+        variants: names of ops and of the variants to run them with; the others choose for
+            themselves.
+        tp_rank, tp_size: which heads are this rank's. The ranks' results sum to the whole.
+        context_parallel: how contexts are spread over the ranks of `collective`.
+        collective: how these ranks talk; None is a rank alone.
+        cp_heads: `"sharded"` if each of these ranks has heads of its own, `"replicated"` if all
+            have the same; None is by `tp_size`.
+        cp_combine: `"all_to_all"` or `"reduce_scatter"`: how sharded heads are brought together.
+        workspace: memory for intermediate arrays, to be shared with other layers; None is its own.
+
+    Attributes:
+        on_stage: called with a stage's name when the stage begins to be queued; for timing.
+
+    Raises:
+        TypeError, ValueError: weights that are missing, unknown or misshapen, or arguments that do
+            not go together.
+    """
+
+    def __init__(
+        self,
+        dims: MLADims,
+        weights: Any,
+        *,
+        cache_format: str | None = None,
+        k_scale: Any = None,
+        tile_scale: str | None = None,
+        rope: Rope | None = None,
+        softmax_scale: float | None = None,
+        eps: float = NORM_EPS,
+        output_gate: bool = False,
+        gate_overlap: int = 512,
+        output_quant: str | None = None,
+        output_scale: Any = None,
+        prefill_descales: tuple[Any, Any, Any] | None = None,
+        decode_q_descale: Any = None,
+        deterministic: bool = False,
+        variants: Mapping[str, str] | None = None,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        context_parallel: ContextParallel | None = None,
+        collective: Collective | None = None,
+        cp_heads: str | None = None,
+        cp_combine: str = "all_to_all",
+        workspace: Workspace | None = None,
+    ) -> None:
+        if not isinstance(weights, MLAWeights):
+            weights = MLAWeights.load(
+                weights, dims, output_gate=output_gate, tp_rank=tp_rank, tp_size=tp_size
+            )
+        elif (weights.tp_rank, weights.tp_size) != (tp_rank, tp_size):
+            raise ValueError(
+                f"weights are those of rank {weights.tp_rank} of {weights.tp_size}, but tp_rank is "
+                f"{tp_rank} and tp_size {tp_size}"
+            )
+        if output_gate and weights.g_proj is None:
+            raise ValueError("output_gate is True, but weights have no g_proj")
+        self.dims = weights.dims
+        self.dtype = weights.o_proj.dtype
+        self.weights = _interleaved(weights, rope)
+        self.rope = _checked_rope(dims, rope)
+        self.softmax_scale = softmax_scale
+        if softmax_scale is None:
+            factor = rope.softmax_factor if rope else 1.0
+            self.softmax_scale = dims.softmax_scale * factor
+        self.eps = eps
+        self.cache_format = _checked_format(cache_format, self.dims, self.dtype)
+        format_by_name(self.cache_format).check_scales(k_scale, tile_scale)
+        self.k_scale, self.tile_scale = k_scale, tile_scale
+        self.output_gate, self.gate_overlap = output_gate, gate_overlap
+        self.output_quant = output.checked(output_quant, output_scale, self.dims)
+        self.output_scale = output_scale
+        if prefill_descales is not None and len(prefill_descales) != 3:
+            raise ValueError("prefill_descales needs three: of q, k and v")
+        self.prefill_descales, self.decode_q_descale = prefill_descales, decode_q_descale
+        self.deterministic = deterministic
+        self.variants = _checked_variants(variants or {})
+        self.context_parallel, self.collective = context_parallel, collective or Alone()
+        ranks = context_parallel.world_size if context_parallel else 1
+        if self.collective.world_size != ranks:
+            raise ValueError(
+                f"collective has {self.collective.world_size} ranks, but context_parallel {ranks}"
+            )
+        self.cp_heads = cp_heads or ("sharded" if tp_size > 1 else "replicated")
+        require.one_of(self.cp_heads, "cp_heads", ("sharded", "replicated"))
+        self.cp_combine = cp_combine
+        require.one_of(cp_combine, "cp_combine", ("all_to_all", "reduce_scatter"))
+        self.workspace = workspace or Workspace()
+        self.on_stage: Callable[[str], None] = lambda name: None
+        self._tables: dict[arrays.Kind, Any] = {}
+
+    def __call__(
+        self, hidden: Any, positions: Any, cache: Any, plan: Plan | Step | None, *, out: Any = None
+    ) -> Any:
+        """The layer's output for a batch of new tokens, whose rows go into the cache.
+
+        Args:
+            hidden: `[T, H]` of the weights' dtype, decodes first; NumPy, CuPy, torch or anything
+                else that speaks DLPack. Rows from the plan's `num_tokens` on are padding.
+            positions: int64 `[>= num_tokens]`; None takes the plan's.
+            cache: `[num_blocks, block_size, row]` of the layer's format; written in place.
+            plan: of `plan_step`, or what `prepare` made of it, which serves all layers of a step;
+                None is a run to find out shapes and memory.
+            out: `[T, H]` of hidden's dtype, contiguous rows; None allocates.
+
+        Returns:
+            `[T, H]` of the caller's kind: a rank's part of the sum with tensor parallelism. 0 for
+            padding, and everywhere without a plan.
+
+        Raises:
+            TypeError, ValueError: an argument is of the wrong kind, dtype or shape.
+        """
+        with arrays.borrow(_arguments(hidden, positions, cache, out)) as borrowed:
+            run = self._begin(borrowed, plan)
+            tokens, width = run.hidden.shape[0], self.dims.H
+            result, owner = self._result(borrowed, (tokens, width))
+            if run.step is not None and run.step.num_tokens:
+                attended = run.array("attended", run.step.num_tokens, self.dims.N * self.dims.V)
+                self._attend(run, attended)
+                output.project(run, attended, result[: run.step.num_tokens])
+            result[run.num_tokens :] = 0
+            return owner if out is not None else borrowed.kind.finish(result, owner)
+
+    def attention(
+        self, hidden: Any, positions: Any, cache: Any, plan: Plan | Step
+    ) -> Any | output.Quantised:
+        """As a call, but without the output projection: `[T, N * V]`, gated if the layer is.
+
+        With `output_quant` an `output.Quantised`: codes and scales, as a quantised `o_proj` takes
+        them.
+        """
+        with arrays.borrow(_arguments(hidden, positions, cache, None)) as borrowed:
+            run = self._begin(borrowed, plan)
+            shape = (run.hidden.shape[0], self.dims.N * self.dims.V)
+            result, owner = borrowed.kind.empty(shape, self.dtype)
+            if run.num_tokens:
+                self._attend(run, result[: run.num_tokens])
+            result[run.num_tokens :] = 0
+            if self.output_quant is None:
+                return borrowed.kind.finish(result, owner)
+            return output.quantised(run, result)
+
+    def _begin(self, borrowed: arrays.Borrowed, plan: Plan | Step | None) -> Run:
+        """Check a call's arguments; nothing is launched, but a plan may be moved to the device."""
+        given = borrowed.arrays
+        hidden, cache, positions = given["hidden"], given["cache"], given["positions"]
+        require.array(hidden, "hidden", "tokens", "H")
+        require.dtype(hidden, "hidden", self.dtype)
+        require.size(hidden, "hidden", 1, self.dims.H, "hidden_size")
+        require.strided_rows(hidden, "hidden")
+        if arrays.namespace(hidden) is not arrays.namespace(self.weights.o_proj):
+            raise ValueError(
+                f"hidden is on {borrowed.kind.device}, but the weights are on "
+                f"{arrays.exporter(self.weights.o_proj).device}"
+            )
+        if isinstance(plan, Plan):
+            rank = self.collective.rank
+            plan = prepare(plan, like=hidden, parallel=self.context_parallel, rank=rank)
+        if plan is not None:
+            self._check_step(plan, hidden, cache, positions)
+            borrowed.require_writeable("cache")
+        return Run(self, borrowed.kind, hidden, positions, cache, plan, self._table(borrowed.kind))
+
+    def _check_step(self, step: Step, hidden: Any, cache: Any, positions: Any) -> None:
+        if not isinstance(step, Step):
+            raise TypeError(f"plan is {type(step).__name__}, expected a Plan, a Step or None")
+        if arrays.namespace(step.positions) is not arrays.namespace(hidden):
+            raise ValueError("plan was prepared for another device than hidden's: like=hidden")
+        if step.world_size != self.collective.world_size:
+            raise ValueError(
+                f"plan is for {step.world_size} context-parallel ranks, the layer has "
+                f"{self.collective.world_size}"
+            )
+        require.at_least(hidden, "hidden", 0, step.num_tokens, "one row a token of the plan")
+        fmt = format_by_name(self.cache_format)
+        require.array(cache, "cache", "num_blocks", "block_size", "row")
+        require.dtype(cache, "cache", fmt.storage)
+        require.size(cache, "cache", 2, fmt.row_elements(self.dims), f"a row of {fmt.name}")
+        if positions is not None:
+            require.array(positions, "positions", "tokens")
+            require.dtype(positions, "positions", np.int64)
+            require.at_least(positions, "positions", 0, step.num_tokens, "one a token")
+
+    def _result(self, borrowed: arrays.Borrowed, shape: tuple[int, int]) -> tuple[Any, Any]:
+        out = borrowed.arrays["out"]
+        if out is None:
+            return borrowed.kind.empty(shape, self.dtype)
+        require.array(out, "out", "tokens", "H")
+        require.dtype(out, "out", self.dtype)
+        require.size(out, "out", 0, shape[0], "hidden's tokens")
+        require.size(out, "out", 1, shape[1], "hidden_size")
+        require.strided_rows(out, "out")
+        borrowed.require_writeable("out")
+        return out, borrowed.original("out")
+
+    def _table(self, kind: arrays.Kind) -> Any:
+        """The rotation's table on the device of a call."""
+        if self.rope is None:
+            return None
+        if kind not in self._tables:
+            self._tables[kind] = kind.xp.asarray(self.rope.cos_sin)
+        return self._tables[kind]
+
+    def _attend(self, run: Run, out: Any) -> None:
+        """Attention of all tokens of the step, gated: out `[T, N * V]`."""
+        gate = output.start_gate(run) if self.output_gate else None
+        tokens = self._project(run)
+        heads = out.reshape(len(out), self.dims.N, self.dims.V)
+        step, first = run.step, 0
+        if step.decode is not None:
+            first = step.decode.tokens
+            decode(run, step.decode, tokens[:first], heads[:first])
+        if step.prefill is not None:
+            prefill(run, step.prefill, tokens[first:], heads[first:])
+        if gate is not None:
+            output.apply_gate(run, gate, out)
+
+    def _project(self, run: Run) -> Tokens:
+        """Queries, latents and keys of the new tokens, none of them rotated yet."""
+        dims, weights, tokens = self.dims, self.weights, run.num_tokens
+        hidden = run.hidden[:tokens]
+        run.stage("projections")
+        source, q_weight = hidden, weights.q_proj
+        if dims.q_lora_rank is not None:
+            source = run.array("q_c", tokens, dims.q_lora_rank)
+            linear(hidden, weights.q_a_proj, source, weights.q_a_bias)
+            run.op(rms_norm, source, weights.q_a_layernorm, eps=self.eps, out=source)
+            q_weight = weights.q_b_proj
+        q = run.array("q", tokens, dims.N * dims.qk_head_dim)
+        linear(source, q_weight, q)
+        latent = run.array("kv_a", tokens, dims.E)
+        linear(hidden, weights.kv_a_proj, latent, weights.kv_a_bias)
+        kv_c = latent[:, : dims.L]
+        run.op(rms_norm, kv_c, weights.kv_a_layernorm, eps=self.eps, out=kv_c)
+        return Tokens(
+            q=q.reshape(tokens, dims.N, dims.qk_head_dim),
+            kv_c=kv_c,
+            k_pe=latent[:, dims.L :] if dims.R else None,
+            positions=run.positions,
+            slot_mapping=run.step.slot_mapping,
+        )
+
+
+def _arguments(hidden: Any, positions: Any, cache: Any, out: Any) -> dict[str, Any]:
+    return {"hidden": hidden, "positions": positions, "cache": cache, "out": out}
+
+
+def _checked_rope(dims: MLADims, given: Rope | None) -> Rope | None:
+    rotates = dims.rope and dims.R > 0
+    if given is None:
+        if rotates:
+            raise ValueError(f"rope is missing: the model rotates {dims.R} columns (dims.rope)")
+        return None
+    if not rotates:
+        raise ValueError("rope is given, but dims say that nothing is rotated")
+    if given.cos_sin.shape[1] != dims.R:
+        raise ValueError(f"rope has width {given.cos_sin.shape[1]}, expected R = {dims.R}")
+    return given
+
+
+def _checked_format(name: str | None, dims: MLADims, dtype: np.dtype) -> str:
+    fmt = format_by_name(dtype.name if name is None else name)
+    if not fmt.packed and fmt.storage != dtype:
+        raise TypeError(
+            f"cache_format is {fmt.name!r}, but weights are {dtype}: plain rows are of that dtype"
+        )
+    fmt.row_bytes(dims)
+    return fmt.name
+
+
+def _checked_variants(variants: Mapping[str, str]) -> dict[str, str]:
+    for name, variant in variants.items():
+        if name not in OPS:
+            raise ValueError(f"variants names an op {name!r}, expected one of {', '.join(OPS)}")
+        if variant != "auto" and variant not in OPS[name].variants:
+            known = ", ".join(OPS[name].variants)
+            raise ValueError(f"variants has {variant!r} for {name}, expected one of {known}")
+    return dict(variants)
+
+
+def _interleaved(weights: MLAWeights, given: Rope | None) -> MLAWeights:
+    """Weights whose rotated columns stand in pairs (2i, 2i + 1), as the kernels rotate them.
+
+    Those of a half-split model are copied in that order: q and k alike, so that scores stay.
+    """
+    if given is None or given.interleaved:
+        return weights
+    dims = weights.dims
+    order = half_split_to_interleaved(dims.R)
+    head = np.concatenate([np.arange(dims.P), dims.P + order])
+    heads = (np.arange(dims.N)[:, None] * dims.qk_head_dim + head).reshape(-1)
+    latent = np.concatenate([np.arange(dims.L), dims.L + order])
+    q_name = "q_proj" if dims.q_lora_rank is None else "q_b_proj"
+    moved = {q_name: heads, "kv_a_proj": latent, "kv_a_bias": latent}
+    return replace(
+        weights,
+        **{
+            name: getattr(weights, name)[arrays.namespace(weights.o_proj).asarray(rows)]
+            for name, rows in moved.items()
+            if getattr(weights, name) is not None
+        },
+    )

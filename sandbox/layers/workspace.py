@@ -1,0 +1,75 @@
+"""The memory of a step's intermediate arrays, kept from step to step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from sandbox import arrays
+
+SLACK = 512
+"""Bytes behind every array: a GEMM may read, and not use, what follows the view it is given."""
+
+
+class Workspace:
+    """Arrays by name, of the caller's own allocator, each as large as a step ever asked for.
+
+    Layers that run one after the other on one stream share a workspace. Once a step of the largest
+    size has run, no other allocates. A block that a CUDA graph was captured with is kept, also when
+    a larger one takes its name.
+
+    Attributes:
+        allocations: how often memory was asked for.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[tuple[arrays.Kind, str], Any] = {}
+        self._in_graphs: dict[int, Any] = {}
+        self._sides: dict[int, tuple[Any, int]] = {}
+        self.allocations = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the arrays take now."""
+        blocks = {id(block): block for block in (*self._blocks.values(), *self._in_graphs.values())}
+        return sum(block[0].nbytes for block in blocks.values())
+
+    def take(self, kind: arrays.Kind, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        """The array `name`, contiguous, of unknown content; it is the same memory at every call.
+
+        Raises:
+            RuntimeError: it would have to grow while a CUDA graph is captured.
+        """
+        dtype = np.dtype(dtype)
+        size = math.prod(shape) * dtype.itemsize
+        block = self._blocks.get((kind, name))
+        in_graph = kind.gpu is not None and capturing()
+        if block is None or block[0].nbytes < size + SLACK:
+            if in_graph:
+                raise RuntimeError(
+                    f"workspace array {name!r} would grow to {size} bytes while a CUDA graph is "
+                    "captured: run a step of this size once before"
+                )
+            self._blocks.pop((kind, name), None)
+            block = None  # its memory may serve the new one
+            block = kind.empty(-(-(size + SLACK) // SLACK) * SLACK, np.uint8)
+            self._blocks[kind, name] = block
+            self.allocations += 1
+        if in_graph:
+            self._in_graphs[id(block)] = block
+        return block[0][:size].view(dtype).reshape(shape)
+
+    def side(self, gpu: int) -> tuple[Any, int]:
+        """A CuPy stream beside the caller's on this GPU, and a cuBLAS handle for it."""
+        if gpu not in self._sides:
+            cuda = arrays.import_cupy().cuda
+            self._sides[gpu] = cuda.Stream(non_blocking=True), cuda.cublas.create()
+        return self._sides[gpu]
+
+
+def capturing() -> bool:
+    """Whether CuPy's current stream is being captured in a CUDA graph."""
+    stream = arrays.import_cupy().cuda.get_current_stream()
+    return stream.ptr > 2 and stream.iscapturing()
