@@ -1,0 +1,1 @@
+"""An MLA layer and its parts."""
