@@ -23,7 +23,7 @@ def decode(run: Run, inputs: DecodeInputs, new: Tokens, out: Any) -> None:
     layer, dims, tokens = run.layer, run.layer.dims, inputs.tokens
     run.stage("absorb")
     ql_nope = run.array("ql_nope", tokens, dims.N, dims.L)
-    matmul(by_head(new.q[..., : dims.P]), layer.weights.w_uk, by_head(ql_nope))
+    matmul(by_head(new.q[..., : dims.P]), layer.w_uk, by_head(ql_nope))
     run.stage("insert")
     coded = layer.decode_q_descale is not None
     query = run.array("latent_q", tokens, dims.N, dims.E, dtype=np.uint8 if coded else layer.dtype)
@@ -46,7 +46,7 @@ def decode(run: Run, inputs: DecodeInputs, new: Tokens, out: Any) -> None:
     else:
         _attend_padded(run, inputs, query, latent)
     run.stage("value projection")
-    matmul(by_head(latent), layer.weights.w_uv.swapaxes(1, 2), by_head(out))
+    matmul(by_head(latent), layer.w_uv.swapaxes(1, 2), by_head(out))
 
 
 def _attend_padded(run: Run, inputs: DecodeInputs, query: Any, latent: Any) -> None:

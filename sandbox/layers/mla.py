@@ -7,26 +7,24 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from sandbox.kernels.rms_norm import rms_norm
-from sandbox.layers.collectives import Alone, Collective
-from sandbox.layers.rope import Rope, half_split_to_interleaved
-from sandbox.layers.weights import MLAWeights
 
 from sandbox import arrays
 from sandbox.cache_formats import format_by_name
 from sandbox.dims import MLADims
 from sandbox.kernels import OPS, require
+from sandbox.kernels.rms_norm import rms_norm
 from sandbox.layers import output
+from sandbox.layers.collectives import Alone, Collective
 from sandbox.layers.decode import decode
 from sandbox.layers.gemm import linear
+from sandbox.layers.model_config import NORM_EPS
 from sandbox.layers.prefill import prefill
+from sandbox.layers.rope import Rope, half_split_to_interleaved
 from sandbox.layers.run import Run, Tokens
 from sandbox.layers.step import Step, prepare
+from sandbox.layers.weights import MLAWeights
 from sandbox.layers.workspace import Workspace
 from sandbox.planner import ContextParallel, Plan
-
-NORM_EPS = 1e-6
-"""Of both norms, whatever a model's `rms_norm_eps` says: Hugging Face builds them so."""
 
 
 class MLALayer:
@@ -67,6 +65,7 @@ class MLALayer:
         workspace: memory for intermediate arrays, to be shared with other layers; None is its own.
 
     Attributes:
+        w_uk, w_uv: `[N, P, L]` and `[N, V, L]`, the halves of `kv_b_proj` that decodes absorb.
         on_stage: called with a stage's name when the stage begins to be queued; for timing.
 
     Raises:
@@ -115,6 +114,7 @@ class MLALayer:
         self.dims = weights.dims
         self.dtype = weights.o_proj.dtype
         self.weights = _interleaved(weights, rope)
+        self.w_uk, self.w_uv = self.weights.w_uk, self.weights.w_uv
         self.rope = _checked_rope(dims, rope)
         self.softmax_scale = softmax_scale
         if softmax_scale is None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from sandbox.kernels.quantise import dequantise_groups, dequantise_nvfp4, dequantise_static
 
 from sandbox import arrays
 from sandbox.dims import MLADims
 from sandbox.kernels import quantise_groups, quantise_nvfp4, quantise_static, sigmoid_gate
+from sandbox.kernels.quantise import dequantise_groups, dequantise_nvfp4, dequantise_static
 from sandbox.layers.gemm import linear
 from sandbox.layers.run import Run
 from sandbox.layers.step import DecodeInputs
