@@ -45,7 +45,8 @@ class MLALayer:
         softmax_scale: of the scores; None is `(P + R) ** -0.5` times the rope's `softmax_factor`.
         eps: of both RMS norms.
         output_gate: whether `attention * sigmoid(g_proj(hidden))` goes into the output projection.
-        gate_overlap: steps of fewer tokens compute the gate on a second stream.
+        overlap_tokens: steps of fewer tokens compute the gate's product and the new latents on a
+            second stream, beside the queries.
         output_quant: how the output of attention is quantised before the output projection, a name
             in `output.QUANTS`; `attention` returns codes and scales then, and the output projection
             takes the restored values. None is not at all.
@@ -85,7 +86,7 @@ class MLALayer:
         softmax_scale: float | None = None,
         eps: float = NORM_EPS,
         output_gate: bool = False,
-        gate_overlap: int = 512,
+        overlap_tokens: int = 512,
         output_quant: str | None = None,
         output_scale: Any = None,
         prefill_descales: tuple[Any, Any, Any] | None = None,
@@ -124,7 +125,7 @@ class MLALayer:
         self.cache_format = _checked_format(cache_format, self.dims, self.dtype)
         format_by_name(self.cache_format).check_scales(k_scale, tile_scale)
         self.k_scale, self.tile_scale = k_scale, tile_scale
-        self.output_gate, self.gate_overlap = output_gate, gate_overlap
+        self.output_gate, self.overlap_tokens = output_gate, overlap_tokens
         self.output_quant = output.checked(output_quant, output_scale, self.dims)
         self.output_scale = output_scale
         if prefill_descales is not None and len(prefill_descales) != 3:
@@ -260,42 +261,47 @@ class MLALayer:
 
     def _attend(self, run: Run, out: Any) -> None:
         """Attention of all tokens of the step, gated: out `[T, N * V]`."""
+        latent = run.beside(lambda: self._latent(run))
         gate = output.start_gate(run) if self.output_gate else None
-        tokens = self._project(run)
+        q = self._queries(run)
+        kv_c, k_pe = latent()
+        new = Tokens(q, kv_c, k_pe, run.positions, run.step.slot_mapping)
         heads = out.reshape(len(out), self.dims.N, self.dims.V)
         step, first = run.step, 0
         if step.decode is not None:
             first = step.decode.tokens
-            decode(run, step.decode, tokens[:first], heads[:first])
+            decode(run, step.decode, new[:first], heads[:first])
         if step.prefill is not None:
-            prefill(run, step.prefill, tokens[first:], heads[first:])
+            prefill(run, step.prefill, new[first:], heads[first:])
         if gate is not None:
             output.apply_gate(run, gate, out)
 
-    def _project(self, run: Run) -> Tokens:
-        """Queries, latents and keys of the new tokens, none of them rotated yet."""
+    def _queries(self, run: Run) -> Any:
+        """`[T, N, P + R]`, not rotated."""
         dims, weights, tokens = self.dims, self.weights, run.num_tokens
-        hidden = run.hidden[:tokens]
         run.stage("projections")
-        source, q_weight = hidden, weights.q_proj
+        source, weight = run.hidden[:tokens], weights.q_proj
         if dims.q_lora_rank is not None:
-            source = run.array("q_c", tokens, dims.q_lora_rank)
-            linear(hidden, weights.q_a_proj, source, weights.q_a_bias)
-            run.op(rms_norm, source, weights.q_a_layernorm, eps=self.eps, out=source)
-            q_weight = weights.q_b_proj
+            q_c = run.array("q_c", tokens, dims.q_lora_rank)
+            linear(source, weights.q_a_proj, q_c, weights.q_a_bias)
+            run.stage("norm")
+            run.op(rms_norm, q_c, weights.q_a_layernorm, eps=self.eps, out=q_c)
+            run.stage("projections")
+            source, weight = q_c, weights.q_b_proj
         q = run.array("q", tokens, dims.N * dims.qk_head_dim)
-        linear(source, q_weight, q)
+        linear(source, weight, q)
+        return q.reshape(tokens, dims.N, dims.qk_head_dim)
+
+    def _latent(self, run: Run) -> tuple[Any, Any]:
+        """`kv_c` `[T, L]`, normalised, and `k_pe` `[T, R]`, not rotated; None if `R` is 0."""
+        dims, weights, tokens = self.dims, self.weights, run.num_tokens
+        run.stage("projections")
         latent = run.array("kv_a", tokens, dims.E)
-        linear(hidden, weights.kv_a_proj, latent, weights.kv_a_bias)
+        linear(run.hidden[:tokens], weights.kv_a_proj, latent, weights.kv_a_bias)
         kv_c = latent[:, : dims.L]
+        run.stage("norm")
         run.op(rms_norm, kv_c, weights.kv_a_layernorm, eps=self.eps, out=kv_c)
-        return Tokens(
-            q=q.reshape(tokens, dims.N, dims.qk_head_dim),
-            kv_c=kv_c,
-            k_pe=latent[:, dims.L :] if dims.R else None,
-            positions=run.positions,
-            slot_mapping=run.step.slot_mapping,
-        )
+        return kv_c, latent[:, dims.L :] if dims.R else None
 
 
 def _arguments(hidden: Any, positions: Any, cache: Any, out: Any) -> dict[str, Any]:

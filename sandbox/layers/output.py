@@ -64,43 +64,20 @@ def checked(name: str | None, scale: Any, dims: MLADims) -> str | None:
 
 
 def start_gate(run: Run) -> Callable[[], Any]:
-    """Begin `g_proj(hidden)` `[T, N * V]`; what is returned gives it to the caller's stream.
-
-    In a small step the product does not fill a GPU, and runs beside the rest on a second stream.
-    """
+    """Begin `g_proj(hidden)` `[T, N * V]`; what is returned gives it to the caller's stream."""
     layer, tokens = run.layer, run.num_tokens
     gate = run.array("gate", tokens, layer.dims.N * layer.dims.V)
-    hidden = run.hidden[:tokens]
 
-    def compute(handle: int | None = None) -> None:
-        linear(hidden, layer.weights.g_proj, gate, handle=handle)
-
-    if run.kind.gpu is None or tokens >= layer.gate_overlap:
-
-        def here() -> Any:
-            run.stage("output gate")
-            compute()
-            return gate
-
-        return here
-    cuda = arrays.import_cupy().cuda
-    current = cuda.get_current_stream()
-    side, handle = layer.workspace.side(run.kind.gpu)
-    side.wait_event(current.record(cuda.Event(disable_timing=True)))
-    with side:
-        compute(handle)
-        done = side.record(cuda.Event(disable_timing=True))
-
-    def joined() -> Any:
-        run.stage("output gate")
-        current.wait_event(done)
+    def compute() -> Any:
+        linear(run.hidden[:tokens], layer.weights.g_proj, gate)
         return gate
 
-    return joined
+    return run.beside(compute)
 
 
 def apply_gate(run: Run, gate: Callable[[], Any], attended: Any) -> None:
     """`attended * sigmoid(gate)`, in place."""
+    run.stage("output gate")
     run.op(sigmoid_gate, attended, gate(), out=attended)
 
 

@@ -141,7 +141,7 @@ def _merge_context(run: Run, chunk: ContextChunk, q: Any, out: Any, lse: Any) ->
 
 def _gathered(run: Run, chunk: ContextChunk) -> Any:
     """The chunk's cache rows as numbers, `[num_keys, L + R]`."""
-    if run.step.world_size > 1:
+    if chunk.order is not None:
         return context_parallel.gathered(run, chunk)
     run.stage("gather")
     dims = run.layer.dims

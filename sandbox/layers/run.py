@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,27 @@ class Run:
     def op(self, op: Op, *args: Any, **kwargs: Any) -> Any:
         """Run an op with the variant that the layer was told to use."""
         return op(*args, variant=self.layer.variants.get(op.name, "auto"), **kwargs)
+
+    def beside(self, work: Callable[[], Any]) -> Callable[[], Any]:
+        """Begin `work` on a second stream; what is returned brings its result to the caller's.
+
+        A step of few tokens leaves most of a GPU idle; a larger one does the work when it is asked
+        for, as a CPU does.
+        """
+        if self.kind.gpu is None or self.num_tokens >= self.layer.overlap_tokens:
+            return work
+        cuda = arrays.import_cupy().cuda
+        current, side = cuda.get_current_stream(), self.layer.workspace.side_stream(self.kind.gpu)
+        side.wait_event(current.record(cuda.Event(disable_timing=True)))
+        with side:
+            result = work()
+            done = side.record(cuda.Event(disable_timing=True))
+
+        def joined() -> Any:
+            current.wait_event(done)
+            return result
+
+        return joined
 
     def stage(self, name: str) -> None:
         self.layer.on_stage(name)

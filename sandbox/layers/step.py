@@ -227,7 +227,6 @@ def _prefill(plan: Plan, first: int, parallel: ContextParallel | None) -> Prefil
             batch.split.num_decodes + chunk.requests.stop,
         )
         row_bounds = offsets(rows[pieces])
-        spread = parallel is not None and parallel.world_size > 1
         chunks.append(
             ContextChunk(
                 tokens=chunk.tokens,
@@ -238,7 +237,7 @@ def _prefill(plan: Plan, first: int, parallel: ContextParallel | None) -> Prefil
                 query_bounds=chunk.query_start_loc,
                 key_bounds=offsets(length),
                 num_keys=chunk.num_context_tokens,
-                order=parallel.reorganise(start, length) if spread else None,
+                order=None if parallel is None else parallel.reorganise(start, length),
             )
         )
     return PrefillInputs(batch.num_tokens - first, bounds - bounds[0], tuple(chunks))

@@ -27,7 +27,7 @@ class Workspace:
     def __init__(self) -> None:
         self._blocks: dict[tuple[arrays.Kind, str], Any] = {}
         self._in_graphs: dict[int, Any] = {}
-        self._sides: dict[int, tuple[Any, int]] = {}
+        self._side_streams: dict[int, Any] = {}
         self.allocations = 0
 
     @property
@@ -61,12 +61,11 @@ class Workspace:
             self._in_graphs[id(block)] = block
         return block[0][:size].view(dtype).reshape(shape)
 
-    def side(self, gpu: int) -> tuple[Any, int]:
-        """A CuPy stream beside the caller's on this GPU, and a cuBLAS handle for it."""
-        if gpu not in self._sides:
-            cuda = arrays.import_cupy().cuda
-            self._sides[gpu] = cuda.Stream(non_blocking=True), cuda.cublas.create()
-        return self._sides[gpu]
+    def side_stream(self, gpu: int) -> Any:
+        """A stream beside the caller's on this GPU, as a CuPy stream."""
+        if gpu not in self._side_streams:
+            self._side_streams[gpu] = arrays.import_cupy().cuda.Stream(non_blocking=True)
+        return self._side_streams[gpu]
 
 
 def capturing() -> bool:
