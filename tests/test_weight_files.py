@@ -12,7 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from test_weights import DIMS, FIELDS, error, held, part
+from test_weight_refusals import error
+from test_weights import DIMS, FIELDS, held, part
 
 from sandbox import MLADims
 from sandbox.cache_formats.fp8 import E4M3
