@@ -1,15 +1,17 @@
 """Where weights come from: a module, a mapping of arrays, or safetensors files.
 
-A source knows the names that it has and gives `StoredTensor`s, which are read a slice at a time:
+A source knows the names that it has and opens `StoredTensor`s, which are read a slice at a time:
 arrays in memory as views, files as just the bytes of the slice. Files need no torch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -52,7 +54,9 @@ class StoredTensor:
 class Source(Protocol):
     names: Collection[str]
 
-    def tensors(self, names: Iterable[str]) -> dict[str, StoredTensor]: ...
+    def opened(self, names: Iterable[str]) -> AbstractContextManager[dict[str, StoredTensor]]:
+        """The named tensors, which can be read inside the context."""
+        ...
 
 
 def open_source(source: Any) -> Source:
@@ -79,22 +83,16 @@ class Memory:
         self.names = mapping.keys()
         self._mapping = mapping
 
-    def tensors(self, names: Iterable[str]) -> dict[str, StoredTensor]:
+    @contextlib.contextmanager
+    def opened(self, names: Iterable[str]) -> Iterator[dict[str, StoredTensor]]:
         """Raises TypeError for what is no array that can be shared, ValueError for two devices."""
-        values = {name: self._mapping[name] for name in names}
-        devices = {name: arrays.exporter(value, name).device for name, value in values.items()}
-        first = next(iter(devices), "")
-        for name, device in devices.items():
-            if device != devices[first]:
-                raise ValueError(
-                    f"mixed devices: {first} is on {devices[first]}, {name} is on {device}"
-                )
-        return {name: _in_memory(value, name) for name, value in values.items()}
+        with arrays.borrow({name: self._mapping[name] for name in names}) as borrowed:
+            yield {name: _in_memory(borrowed, name) for name in borrowed.arrays}
 
 
-def _in_memory(value: Any, name: str) -> StoredTensor:
-    array = arrays.adopt(value, name)
-    dtype = str(getattr(value, "dtype", array.dtype)).removeprefix("torch.")
+def _in_memory(borrowed: arrays.Borrowed, name: str) -> StoredTensor:
+    array = arrays.adopt(borrowed.arrays[name], name)  # an error for None and numbers
+    dtype = str(getattr(borrowed.original(name), "dtype", array.dtype)).removeprefix("torch.")
     if not dtype.startswith("float8"):
         return StoredTensor(name, str(array.dtype), tuple(array.shape), array.__getitem__)
     return StoredTensor(name, dtype, tuple(array.shape), array.view(np.uint8).__getitem__)
@@ -126,12 +124,13 @@ class Files:
         self.names = homes.keys()
         self._homes = homes
 
-    def tensors(self, names: Iterable[str]) -> dict[str, StoredTensor]:
+    @contextlib.contextmanager
+    def opened(self, names: Iterable[str]) -> Iterator[dict[str, StoredTensor]]:
         """Raises FileNotFoundError for a file that an index names and that is not there, ValueError
         for one that is no safetensors file or has not the tensor that it should."""
         homes = {name: self._homes[name] for name in names}
         opened = functools.cache(_open)
-        return {name: _in_file(opened(path), path, name) for name, path in homes.items()}
+        yield {name: _in_file(opened(path), path, name) for name, path in homes.items()}
 
 
 def _open(path: Path) -> Any:

@@ -98,6 +98,9 @@ class MLAWeights:
             FileNotFoundError: there is no such path, or a file that an index names.
         """
         rank_dims = _rank_dims(dims, tp_rank, tp_size)
+        require.flag(output_gate, "output_gate")
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix is {type(prefix).__name__}, expected a str")
         prefix = f"{prefix}." if prefix and not prefix.endswith(".") else prefix
         layout = layer_layout(dims, output_gate, prefix)
         source = open_source(source)
@@ -105,17 +108,17 @@ class MLAWeights:
         there = {field: each for field, each in layout.items() if each.name in source.names}
         names = [each.name for each in there.values()]
         coded = [name for name in names if name + SCALE_SUFFIX in source.names]
-        stored = source.tensors(names + [name + SCALE_SUFFIX for name in coded])
-        check_shapes(stored, there.values())
-        stored |= {name: restored(stored[name], stored[name + SCALE_SUFFIX]) for name in coded}
-        dtype = common_dtype(stored, there.values())
-        if tp_rank > 0:
-            there.pop("o_bias", None)
-        parts = {}
-        for field, each in there.items():
-            part = stored[each.name].read(each.of_rank(tp_rank, tp_size))
-            require.strided_rows(part, each.name)
-            parts[field] = part.astype(dtype, copy=False)
+        with source.opened(names + [name + SCALE_SUFFIX for name in coded]) as stored:
+            check_shapes(stored, there.values())
+            stored |= {name: restored(stored[name], stored[name + SCALE_SUFFIX]) for name in coded}
+            dtype = common_dtype(stored, there.values())
+            if tp_rank > 0:
+                there.pop("o_bias", None)
+            parts = {}
+            for field, each in there.items():
+                part = stored[each.name].read(each.of_rank(tp_rank, tp_size))
+                require.strided_rows(part, each.name)
+                parts[field] = part.astype(dtype, copy=False)
         return cls(dims=rank_dims, tp_rank=tp_rank, tp_size=tp_size, **parts)
 
     @property
