@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from sandbox import arrays
 from sandbox.dims import MLADims
 from sandbox.kernels import quantise_groups, quantise_nvfp4, quantise_static, sigmoid_gate
 from sandbox.kernels.quantise import dequantise_groups, dequantise_nvfp4, dequantise_static
