@@ -27,6 +27,8 @@ _HOMES = {
         "lse_merge",
         "lse_merge_k",
         "prefill_attention",
+        "rms_norm",
+        "sigmoid_gate",
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

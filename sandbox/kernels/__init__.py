@@ -11,6 +11,8 @@ from sandbox.kernels.concat_insert import (
 from sandbox.kernels.gather import dequantize_context, gather
 from sandbox.kernels.lse_merge import lse_merge, lse_merge_k
 from sandbox.kernels.op import OPS, Unavailable
+from sandbox.kernels.rms_norm import rms_norm
+from sandbox.kernels.sigmoid_gate import sigmoid_gate
 
 __all__ = [
     "OPS",
@@ -27,4 +29,6 @@ __all__ = [
     "lse_merge",
     "lse_merge_k",
     "prefill_attention",
+    "rms_norm",
+    "sigmoid_gate",
 ]

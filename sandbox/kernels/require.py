@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import numbers
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -174,3 +175,11 @@ def integer(value: Any, name: str, least: int = 0) -> int:
     if value < least:
         raise ValueError(f"{name} is {value}, expected at least {least}")
     return int(value)
+
+
+def number(value: Any, name: str) -> float:
+    """A real number of the host, as a float32 can hold it: infinite where it is too large."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is {type(value).__name__}, expected a number")
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import numbers
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,7 @@ CODES = np.dtype(np.uint8)
 
 def softmax_scale(value: Any) -> float:
     """The scale of the scores, as a float32 can hold it."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"softmax_scale is {type(value).__name__}, expected a number")
-    with np.errstate(over="ignore"):
-        found = float(np.float32(value))
+    found = require.number(value, "softmax_scale")
     if not 0 < found < math.inf:
         raise ValueError(f"softmax_scale is {value}, expected a positive and finite number")
     return found

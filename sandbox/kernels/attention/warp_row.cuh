@@ -1,11 +1,6 @@
-// Rows spread over the lanes of a warp, and sums over all of them.
+// Rows spread over the lanes of a warp, and their products.
 #pragma once
-
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int step = 16; step > 0; step >>= 1) value += __shfl_xor_sync(0xffffffffu, value, step);
-  return value;
-}
+#include "sums.cuh"
 
 // Width values in pieces of Count: a lane has the pieces lane, lane + 32, ..., zeros past the last.
 template <int Width, int Count = 1> struct WarpRow {
