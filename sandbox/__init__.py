@@ -27,6 +27,9 @@ _HOMES = {
         "lse_merge",
         "lse_merge_k",
         "prefill_attention",
+        "quantise_groups",
+        "quantise_nvfp4",
+        "quantise_static",
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
