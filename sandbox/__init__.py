@@ -27,9 +27,13 @@ _HOMES = {
         "lse_merge",
         "lse_merge_k",
         "prefill_attention",
+        "quantise_groups",
+        "quantise_nvfp4",
+        "quantise_static",
         "rms_norm",
         "sigmoid_gate",
     ),
+    "sandbox.layers": ("MLALayer", "MLAWeights", "Rope"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -11,6 +11,7 @@ from sandbox.kernels.concat_insert import (
 from sandbox.kernels.gather import dequantize_context, gather
 from sandbox.kernels.lse_merge import lse_merge, lse_merge_k
 from sandbox.kernels.op import OPS, Unavailable
+from sandbox.kernels.quantise import quantise_groups, quantise_nvfp4, quantise_static
 from sandbox.kernels.rms_norm import rms_norm
 from sandbox.kernels.sigmoid_gate import sigmoid_gate
 
@@ -29,6 +30,9 @@ __all__ = [
     "lse_merge",
     "lse_merge_k",
     "prefill_attention",
+    "quantise_groups",
+    "quantise_nvfp4",
+    "quantise_static",
     "rms_norm",
     "sigmoid_gate",
 ]

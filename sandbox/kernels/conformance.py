@@ -84,7 +84,7 @@ def prepare(op: Op, case: Case, xp: Any) -> dict[str, Any]:
     arguments = _bind(op, op.make_inputs(case, xp))
     for name, spec in op.contract(**arguments).items():
         if isinstance(spec, Output) and arguments[name] is None:
-            arguments[name] = xp.empty(spec.shape, spec.dtype)
+            (arguments[name],) = spec.allocate(lambda *each: (xp.empty(*each),))
             fill_poison(arguments[name])
     return arguments
 

@@ -33,12 +33,23 @@ TARGETS_OF_KIND = {
 class Output:
     """An array that an op writes: allocated when the caller passes None, else checked.
 
-    One that the caller gives has a contiguous last axis, unless it may have `any_strides`.
+    One that the caller gives has a contiguous last axis, unless it may have `any_strides`. A matrix
+    with a `column_multiple` is allocated column by column, each as long as a multiple of so many
+    elements, whose rest nobody writes.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     any_strides: bool = False
+    column_multiple: int = 0
+
+    def allocate(self, empty: Callable[..., Any]) -> tuple[Any, ...]:
+        """The output in each of the arrays over one memory that `empty(shape, dtype)` gives."""
+        if not self.column_multiple:
+            return empty(self.shape, self.dtype)
+        rows, columns = self.shape
+        padded = -(-rows // self.column_multiple) * self.column_multiple
+        return tuple(array.T[:rows] for array in empty((columns, padded), self.dtype))
 
 
 @dataclass(frozen=True)
@@ -251,7 +262,7 @@ class Op:
             self.check_values(**prepared)
         for name, spec in outputs.items():
             if name not in results:
-                prepared[name], results[name] = borrowed.kind.empty(spec.shape, spec.dtype)
+                prepared[name], results[name] = spec.allocate(borrowed.kind.empty)
         return prepared, results
 
     @property
