@@ -1,0 +1,1 @@
+"""The MLA layer and its parts."""
