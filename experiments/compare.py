@@ -230,7 +230,7 @@ def run_sessions(sessions: Sequence[Session], run: Run) -> bool:
     )
 
     def work(session: Session) -> None:
-        bar = progress.add_task("", op=session.op.name, total=session.steps)
+        bar = progress.add_task("", op=session.title, total=session.steps)
 
         def advance(done: int, text: str) -> None:
             progress.update(bar, advance=done, description=text[:70])

@@ -25,6 +25,7 @@ PACKAGES = (
     "numba",
     "numba-cuda",
     "torch",
+    "transformers",
     "jax",
 )
 _CLOCKS = ("clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit", "temperature.gpu")

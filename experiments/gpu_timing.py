@@ -145,18 +145,28 @@ def eager(name: str, calls: Sequence[Callable[[], Any]], why: str) -> Contender:
     return Contender(name, enqueue, len(calls), "eager", note=note)
 
 
-def contender(variant: Variant, calls: Sequence[Callable[[], Any]]) -> Contender:
-    """The variant as a graph, or as eager launches with a note where that fails."""
+def contender(
+    name: str,
+    calls: Sequence[Callable[[], Any]],
+    capture: Callable[..., Contender] | None = None,
+    launches: int | None = None,
+) -> Contender:
+    """`calls` as a graph of so many launches, or as eager launches with a note where that fails.
+
+    None is as many launches as last about `measure.REPLAY_US`.
+    """
     for call in calls:  # compiles, loads and touches everything
         call()
     cp.cuda.get_current_stream().synchronize()
-    launch_us = elapsed_us(lambda: [call() for call in calls]) / len(calls)
+    if launches is None:
+        launch_us = elapsed_us(lambda: [call() for call in calls]) / len(calls)
+        launches = measure.launches(len(calls), launch_us)
     try:
-        return captured(variant.name, calls, measure.launches(len(calls), launch_us))
+        return (capture or captured)(name, calls, launches)
     except Exception as failure:
         why = str(failure).partition("\n")[0]
         cp.cuda.get_current_stream().synchronize()
-        return eager(variant.name, calls, why)
+        return eager(name, calls, why)
 
 
 def copy_contender(noise: Any, sets: int) -> Contender:
@@ -254,7 +264,7 @@ def _time_prepared(
         stage(variant.name)
         with blamed(variant.name):
             calls[variant.name] = sets.calls(variant)
-            contenders[variant.name] = contender(variant, calls[variant.name])
+            contenders[variant.name] = contender(variant.name, calls[variant.name])
             eager_us[variant.name] = eager_launch_us(calls[variant.name][0])
     sets.poison()
     replay_in_turn(contenders, not rotation.cold, budget_s, stage)

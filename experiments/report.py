@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,21 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
 tr.WRONG, tr.ERROR { background: #fbe3e4 } tr.UNAVAILABLE { color: #999 }
 img { max-width: 100% } h3 { font-size: 14px; margin-bottom: 0 } code, pre { font-size: 12px }
 """
-_HOW = """
+_PICTURES = ("times", "stages", "correctness")
+
+
+@dataclass(frozen=True)
+class Page:
+    """What pages of one experiment have in common: how it was measured, and a case's columns."""
+
+    title: str
+    how: str
+    columns: Callable[[Sequence[Row]], Sequence[tables.Column]] = tables.columns_for
+
+
+COMPARED = Page(
+    "MLA kernels compared",
+    """
 Each variant is first compared, whole tensor, with a float64 oracle, between guard bytes;
 error/allowed is the largest distance over the distance allowed. A variant that is not PASSED has
 no time, and outputs are poisoned before the timed loop and checked again after it. GPU times are
@@ -34,25 +49,31 @@ products in bf16 whatever the variant's type: float32 has less to reach, codes o
 more. Variants whose quartiles overlap share a rank. Eager launch is the
 host time of a call of the op from Python, on the case at hand. Host seconds are the time of a
 whole check on the CPU and say nothing about a GPU.
-"""
+""",
+)
 
 
 def write(
-    path: Path, rows: Sequence[Row], fingerprint: Mapping[str, Any], plots: Sequence[Path]
+    path: Path,
+    rows: Sequence[Row],
+    fingerprint: Mapping[str, Any],
+    plots: Sequence[Path],
+    page: Page = COMPARED,
 ) -> None:
     """Write the page to `path`, with the pictures in it."""
-    parts = ["<!doctype html><meta charset=utf-8><title>MLA kernels compared</title>"]
-    parts += [f"<style>{_STYLE}</style><h1>MLA kernels compared</h1>", _summary(rows, fingerprint)]
+    title = escape(page.title)
+    parts = [f"<!doctype html><meta charset=utf-8><title>{title}</title>"]
+    parts += [f"<style>{_STYLE}</style><h1>{title}</h1>", _summary(rows, fingerprint)]
     for op in dict.fromkeys(row.op for row in rows):
         own = [row for row in rows if row.op == op]
         parts.append(f"<h2>{escape(tables.title(op, own))}</h2>")
         for picture in plots:
-            if picture.name in (f"{op}_times.png", f"{op}_correctness.png"):
+            if picture.name in [f"{op}_{kind}.png" for kind in _PICTURES]:
                 code = base64.b64encode(picture.read_bytes()).decode()
                 parts.append(f'<p><img alt="{picture.stem}" src="data:image/png;base64,{code}">')
         for group in tables.by_case(own):
-            parts.append(_case(group, tables.columns_for(own)))
-    parts.append(f"<h2>How this was measured</h2><p>{escape(_HOW)}</p>")
+            parts.append(_case(group, page.columns(own)))
+    parts.append(f"<h2>How this was measured</h2><p>{escape(page.how)}</p>")
     parts.append("<h2>Where</h2>" + _fingerprint(fingerprint))
     path.write_text("\n".join(parts) + "\n")
 

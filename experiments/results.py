@@ -194,7 +194,7 @@ def run_folder(experiment: str, chosen: Path | None) -> Path:
     return chosen or Path("results") / f"{datetime.now():%Y%m%d-%H%M%S}-{experiment}"
 
 
-def read_rows(folder: Path) -> list[Row]:
+def read_rows(folder: Path, of: type[Row] = Row) -> list[Row]:
     """The rows that a run wrote to `folder`; what an older one did not write yet is None."""
     lines = (folder / "rows.jsonl").read_text().splitlines()
     rows = []
@@ -203,7 +203,7 @@ def read_rows(folder: Path) -> list[Row]:
         columns["samples_us"] = tuple(columns["samples_us"])
         if isinstance(columns["error"], str):
             columns["error"] = float(columns["error"])
-        rows.append(Row(**columns))
+        rows.append(of(**columns))
     return rows
 
 

@@ -60,6 +60,10 @@ class Session:
         self.worker = WorkerProcess(list(self.variant_files), environment, self.timeout_s)
 
     @property
+    def title(self) -> str:
+        return self.op.name
+
+    @property
     def steps(self) -> int:
         """Steps that `on_progress` will count."""
         return len(self.problems) * (len(self.variants) + (self.gpu and self.timed))
@@ -155,33 +159,46 @@ class Session:
         return row
 
     def _time(self, problem: Problem, rows: list[Row]) -> list[Row]:
-        """Times for the rows that passed; a variant that fails now is an ERROR, and the others
-        are timed again without it."""
-        by_variant = {row.variant: row for row in rows}
-        timings: dict[str, Timing] = {}
-        while waiting := [
-            row.variant for row in by_variant.values() if row.status == "PASSED" and not row.note
-        ]:
-            try:
-                answer = self.worker.ask(
-                    "time",
-                    lambda stage: self.on_progress(0, f"timing {stage} {problem.case.name}"),
-                    op=self.op.name,
-                    variants=waiting,
-                    case=problem.case,
-                    budget_s=self.budget_s,
-                )
-            except (WorkerDied, TaskFailed) as failure:
-                blamed = failure.stage if isinstance(failure, WorkerDied) else failure.variant
-                _blame(by_variant, waiting, blamed, str(failure))
-                continue
-            for variant, message in answer["wrong"].items():
-                by_variant[variant] = replace(
-                    by_variant[variant], status="WRONG", message=f"after the timed loop: {message}"
-                )
-            timings = {name: Timing(**columns) for name, columns in answer["timings"].items()}
-            break
-        return with_times(by_variant.values(), timings, self.gemm_tflop_per_s)
+        def ask(variants: list[str]) -> dict[str, Any]:
+            return self.worker.ask(
+                "time",
+                lambda stage: self.on_progress(0, f"timing {stage} {problem.case.name}"),
+                op=self.op.name,
+                variants=variants,
+                case=problem.case,
+                budget_s=self.budget_s,
+            )
+
+        rows, answer = time_passed(rows, ask)
+        timings = {name: Timing(**columns) for name, columns in answer["timings"].items()}
+        return with_times(rows, timings, self.gemm_tflop_per_s)
+
+
+def time_passed(
+    rows: Sequence[Row], ask: Callable[[list[str]], dict[str, Any]]
+) -> tuple[list[Row], dict[str, Any]]:
+    """The rows of one case, and what `ask` says of the times of those that passed.
+
+    A variant that fails now is an ERROR, and `ask` is asked again without it; one whose results are
+    not right any more is WRONG.
+    """
+    by_variant = {row.variant: row for row in rows}
+    answer: dict[str, Any] = {"timings": {}}
+    while waiting := [
+        row.variant for row in by_variant.values() if row.status == "PASSED" and not row.note
+    ]:
+        try:
+            answer = ask(waiting)
+        except (WorkerDied, TaskFailed) as failure:
+            blamed = failure.stage if isinstance(failure, WorkerDied) else failure.variant
+            _blame(by_variant, waiting, blamed, str(failure))
+            continue
+        for variant, message in answer["wrong"].items():
+            by_variant[variant] = replace(
+                by_variant[variant], status="WRONG", message=f"after the timed loop: {message}"
+            )
+        break
+    return list(by_variant.values()), answer
 
 
 def _blame(rows: dict[str, Row], waiting: list[str], variant: str | None, message: str) -> None:

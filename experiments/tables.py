@@ -189,9 +189,11 @@ def _failure(alike: Sequence[Row]) -> str:
     return f"{where}: {row.message}\n  {row.reproduce}"
 
 
-def text_lines(op: str, rows: Sequence[Row], width: int = 118) -> Iterator[tuple[str, str]]:
+def text_lines(
+    op: str, rows: Sequence[Row], width: int = 118, columns: Sequence[Column] | None = None
+) -> Iterator[tuple[str, str]]:
     """(style, line) of every row of an op: one heading, then case by case, fastest first."""
-    columns = columns_for(rows)
+    columns = columns or columns_for(rows)
     headings = [column.heading.split("\n") for column in columns]
     cells = {id(row): [column.cell(row) for column in columns] for row in rows}
     widths = [
@@ -231,13 +233,13 @@ def _filled(parts: Sequence[str], width: int) -> Iterator[str]:
     yield held
 
 
-def text_table(op: str, rows: Sequence[Row]) -> str:
-    return "\n".join(line for _, line in text_lines(op, rows)) + "\n"
+def text_table(op: str, rows: Sequence[Row], columns: Sequence[Column] | None = None) -> str:
+    return "\n".join(line for _, line in text_lines(op, rows, columns=columns)) + "\n"
 
 
-def markdown_table(op: str, rows: Sequence[Row]) -> str:
+def markdown_table(op: str, rows: Sequence[Row], columns: Sequence[Column] | None = None) -> str:
     """Every row of an op as Markdown tables, one for each case."""
-    columns = columns_for(rows)
+    columns = columns or columns_for(rows)
     lines = [f"## {title(op, rows)}"]
     for group in by_case(rows):
         lines += ["", f"### {case_heading(group)}", ""]

@@ -27,7 +27,7 @@ from experiments.results import jsonable
 from experiments.vector_checks import check_variant
 from sandbox.kernels import OPS, conformance
 from sandbox.kernels.case import Case
-from sandbox.kernels.cuda import host_options, nvrtc, prebuild, record_launches
+from sandbox.kernels.cuda import Launch, host_options, nvrtc, prebuild, record_launches
 from sandbox.kernels.cuda.device import device_info
 
 Stage = Callable[[str], None]
@@ -132,10 +132,13 @@ def build(
                 except Exception:
                     continue
             launches += recorded
-    if not launches:
-        return 0
+    return compile_ahead(stage, launches, gpu, checked)
+
+
+def compile_ahead(stage: Stage, launches: list[Launch], gpu: bool, checked: bool = False) -> int:
+    """Compile what recorded launches need, in parallel, into the cache; returns how many."""
     built = 0
-    groups: dict[str, list[Any]] = {}
+    groups: dict[str, list[Launch]] = {}
     host = "host-checked" if checked else "host"
     for launch in launches:
         groups.setdefault(_architecture(launch.kernel) if gpu else host, []).append(launch)
@@ -158,12 +161,28 @@ def _smallest(operation: Any, cases: Iterable[Case]) -> list[Case]:
     return list(found.values())
 
 
+def check_layer(stage: Stage, **arguments: Any) -> dict[str, Any]:
+    """A whole layer's contender on one problem; see `layer_bench`."""
+    from experiments import layer_bench
+
+    return layer_bench.check(stage, **arguments)
+
+
+def time_layers(stage: Stage, **arguments: Any) -> dict[str, Any]:
+    """Times of a whole layer's contenders on one problem; see `layer_timing`."""
+    from experiments import layer_timing
+
+    return layer_timing.time_contenders(stage, **arguments)
+
+
 TASKS = {
     "check": check,
     "time": time_variants,
     "gemm": gemm,
     "build": build,
     "vectors": check_variant,
+    "check_layer": check_layer,
+    "time_layers": time_layers,
 }
 
 
