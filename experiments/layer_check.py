@@ -9,7 +9,6 @@ import numpy as np
 
 from experiments.layer_oracle import Expected
 from experiments.layer_problems import Inputs
-from sandbox import arrays
 
 ALLOWED = {
     "float32": (2e-5, 2e-4),
@@ -99,12 +98,3 @@ def _rows_are_wrong(inputs: Inputs, expected: Expected) -> str | None:
         f"the cache row of token {token}: rms error {float(off[token]):.2g} of its values' rms "
         f"(allowed {float(limit[token]):.2g})"
     )
-
-
-def free_bytes(gpu: bool) -> int | None:
-    """Memory of the GPU that nobody holds; None where it is not ours to count."""
-    if not gpu:
-        return None
-    cupy = arrays.import_cupy()
-    cupy.get_default_memory_pool().free_all_blocks()
-    return cupy.cuda.runtime.memGetInfo()[0]

@@ -104,7 +104,7 @@ def _attention(xp: Any, q: Any, rows: Any, kv_b: Any, P: int, scale: float) -> A
     V, L = kv_b.shape[1] - P, kv_b.shape[2]
     absorbed = queries * (row + L) < queries * (width + V) + (P + V) * L
     kv_c, k_pe = rows[:, :L], rows[:, L:]
-    hidden = xp.arange(keys) > keys - queries + xp.arange(queries)[:, None]
+    later = xp.arange(keys) > keys - queries + xp.arange(queries)[:, None]
     out = xp.empty((queries, heads, V), q.dtype)
     at_once = max(1, SCORES_AT_ONCE // (queries * keys))
     for first in range(0, heads, at_once):
@@ -112,18 +112,24 @@ def _attention(xp: Any, q: Any, rows: Any, kv_b: Any, P: int, scale: float) -> A
         w_uk, w_uv = kv_b[some, :P], kv_b[some, P:]
         q_nope, q_pe = q[:, some, :P].swapaxes(0, 1), q[:, some, P:].swapaxes(0, 1)
         if absorbed:
-            scores = (q_nope @ w_uk) @ kv_c.T
+            scores = _shared(q_nope @ w_uk, kv_c.T)
         else:
             scores = q_nope @ (kv_c @ w_uk.swapaxes(1, 2)).swapaxes(1, 2)
-        scores += q_pe @ k_pe.T
+        scores += _shared(q_pe, k_pe.T)
         scores *= scale
-        scores[:, hidden] = -np.inf
+        if queries > 1:
+            xp.copyto(scores, -np.inf, where=later)
         scores -= scores.max(axis=-1, keepdims=True)
         xp.exp(scores, out=scores)
         scores /= scores.sum(axis=-1, keepdims=True)
         if absorbed:
-            found = (scores @ kv_c) @ w_uv.swapaxes(1, 2)
+            found = _shared(scores, kv_c) @ w_uv.swapaxes(1, 2)
         else:
             found = scores @ (kv_c @ w_uv.swapaxes(1, 2))
         out[:, some] = found.swapaxes(0, 1)
     return out
+
+
+def _shared(x: Any, matrix: Any) -> Any:
+    """`x @ matrix` of x `[N, S, A]` and a matrix that all heads share, in one product."""
+    return (x.reshape(-1, x.shape[-1]) @ matrix).reshape(*x.shape[:-1], matrix.shape[-1])

@@ -20,8 +20,8 @@ YARN = {
     "factor": 40.0,
     "original_max_positions": 4096,
     "theta": 10000.0,
-    "beta_fast": 32,
-    "beta_slow": 1,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }

@@ -25,11 +25,18 @@ _PICTURES = ("times", "stages", "correctness")
 
 @dataclass(frozen=True)
 class Page:
-    """What pages of one experiment have in common: how it was measured, and a case's columns."""
+    """What pages of one experiment have in common.
+
+    Attributes:
+        how: how it was measured.
+        columns: of a case's table.
+        sections: headings and lines that follow the cases.
+    """
 
     title: str
     how: str
     columns: Callable[[Sequence[Row]], Sequence[tables.Column]] = tables.columns_for
+    sections: Callable[[Sequence[Row]], Sequence[tuple[str, Sequence[str]]]] = lambda rows: ()
 
 
 COMPARED = Page(
@@ -73,6 +80,9 @@ def write(
                 parts.append(f'<p><img alt="{picture.stem}" src="data:image/png;base64,{code}">')
         for group in tables.by_case(own):
             parts.append(_case(group, page.columns(own)))
+    for heading, lines in page.sections(rows):
+        listed = "".join(f"<li>{escape(line)}" for line in lines)
+        parts.append(f"<h2>{escape(heading)}</h2><ul>{listed}</ul>")
     parts.append(f"<h2>How this was measured</h2><p>{escape(page.how)}</p>")
     parts.append("<h2>Where</h2>" + _fingerprint(fingerprint))
     path.write_text("\n".join(parts) + "\n")

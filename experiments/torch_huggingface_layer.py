@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -127,8 +128,10 @@ def attention_module(inputs: Inputs) -> torch.nn.Module:
     return module.eval().requires_grad_(False)
 
 
-def huggingface_step(inputs: Inputs) -> tuple[Callable[[], torch.Tensor], ContextCache]:
-    """One step of the module on torch's current stream, whose result is `[T, H]`, and its cache.
+def huggingface_step(
+    inputs: Inputs,
+) -> tuple[Callable[[], torch.Tensor], Callable[[], str]]:
+    """One step of the module on torch's current stream, with result `[T, H]`, and words on it.
 
     The rotation is that of the inputs' table, rounded to the layer's dtype as transformers does.
     """
@@ -154,4 +157,4 @@ def huggingface_step(inputs: Inputs) -> tuple[Callable[[], torch.Tensor], Contex
             )[0]
         return out.view(shape.new_tokens, -1)
 
-    return step, cache
+    return step, lambda: f"transformers {version('transformers')}, SDPA; it caches {cache.keeps}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -179,8 +180,8 @@ def contiguous_cache(inputs: Inputs) -> torch.Tensor:
 
 def torch_step(
     inputs: Inputs, compiled: bool, mode: str | None = None
-) -> Callable[[], torch.Tensor]:
-    """One step of `TorchLayer` on torch's current stream; its result is `[T, H]`."""
+) -> tuple[Callable[[], torch.Tensor], Callable[[], str]]:
+    """One step of `TorchLayer` on torch's current stream, with result `[T, H]`, and words on it."""
     layer, cache = TorchLayer(inputs, compiled, mode), contiguous_cache(inputs)
     hidden = arrays.to_torch(inputs.hidden)
 
@@ -188,7 +189,9 @@ def torch_step(
         with torch.no_grad():
             return layer(hidden, cache)
 
-    return step
+    how = f"torch.compile, mode {mode or 'default'}" if compiled else "not compiled"
+    note = f"torch {torch.__version__}, {how}; its contiguous cache is restored beforehand"
+    return step, lambda: note
 
 
 def captured(step: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
@@ -200,6 +203,17 @@ def captured(step: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torc
     with torch.cuda.graph(graph):
         out = step()
     return graph.replay, out
+
+
+@contextmanager
+def own_memory() -> Iterator[Any]:
+    """What torch allocates inside comes from a pool that lasts as long as the object is kept.
+
+    For a graph that another library captures: its temporary arrays stay its own.
+    """
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        yield pool
 
 
 def peak_bytes(step: Callable[[], torch.Tensor]) -> int:
