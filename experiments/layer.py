@@ -23,19 +23,25 @@ from experiments.worker import import_variant_file
 from sandbox.kernels.cuda import no_device_reason
 
 
+def _spaced(text: str) -> str:
+    """A list that a terminal can wrap."""
+    return text.replace(",", ", ")
+
+
 def layer(
     prefill: Annotated[
         str | None,
         typer.Option(
             help="Prefills of one request, new tokens + cached tokens, with commas; none leaves "
-            f"them out. By default {PREFILLS[True]}, without a GPU {PREFILLS[False]}."
+            f"them out. By default {_spaced(PREFILLS[True])}; without a GPU "
+            f"{_spaced(PREFILLS[False])}."
         ),
     ] = None,
     decode: Annotated[
         str | None,
         typer.Option(
             help="Decodes, requests x cached tokens of each. By default "
-            f"{DECODES[True]}, without a GPU {DECODES[False]}."
+            f"{_spaced(DECODES[True])}; without a GPU {_spaced(DECODES[False])}."
         ),
     ] = None,
     dims: Annotated[
@@ -55,14 +61,14 @@ def layer(
     ] = None,
     contenders: Annotated[
         str | None,
-        typer.Option(help="Of layer, swaps, torch_compiled, huggingface, with commas; all."),
+        typer.Option(help="Of layer, swaps, torch_compiled, huggingface; by default all."),
     ] = None,
     swap: Annotated[
         list[str] | None,
         typer.Option(
             help="op=variant: the layer once more with this variant, on every problem whose step "
-            f"runs the op. By default {len(SWAPS)} instructive ones, where the cache is plain; on "
-            "a GPU for four of the shapes."
+            f"runs the op. By default {_spaced(','.join(SWAPS))}, where the cache is plain; on a "
+            "GPU for four of the shapes."
         ),
     ] = None,
     variant_file: VariantFileOption = None,
@@ -88,7 +94,7 @@ def layer(
     ] = False,
     seed: Annotated[int, typer.Option(help="Of weights and inputs.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for results; by default results/<time>-layer.")
+        Path | None, typer.Option(help="Folder for results; by default a new one in results/.")
     ] = None,
     timeout: Annotated[
         float, typer.Option(help="Seconds after which a silent contender counts as hung.")

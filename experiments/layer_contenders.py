@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -174,7 +175,8 @@ def make(
             raise Unavailable(reason)
         build = functools.partial(reference.huggingface_step, inputs)
     _require_memory(reference.estimated_bytes(problem), gpu)
-    return TorchContender(inputs, *build())
+    with arrays.torch_on_current_stream() if gpu else contextlib.nullcontext():
+        return TorchContender(inputs, *build())
 
 
 def _require_torch(gpu: bool) -> None:

@@ -43,7 +43,7 @@ class LayerSelection:
         words += ["--decode", shape.name.removeprefix("decode_")] * (shape.phase == "decode")
         words += ["--decode", "none"] * (shape.phase != "decode")
         words += ["--format", problem.cache_format, "--dtype", problem.dtype]
-        words += ["--contenders", f"{LAYER},swaps" if given else contender]
+        words += ["--contenders", LAYER if given else contender]
         for op, variant in given.items():
             words += ["--swap", f"{op}={variant}"]
         for path in self.variant_files:
@@ -81,13 +81,14 @@ def _takes_swaps(problem: Problem, gpu: bool) -> bool:
 
 
 def _kinds(selection: LayerSelection) -> tuple[str, ...]:
-    if selection.contenders is None:
-        return tuple(kind for kind in KINDS if kind != "swaps" or not selection.quick)
-    kinds = tuple(part.strip() for part in selection.contenders.split(","))
+    given = selection.contenders
+    kinds = KINDS if given is None else tuple(part.strip() for part in given.split(","))
     for kind in kinds:
         if kind not in KINDS:
             raise BadOption(f"--contenders {kind!r}: expected {', '.join(KINDS)}")
-    return kinds
+    if selection.swaps:
+        return (*kinds, "swaps")
+    return tuple(kind for kind in kinds if given or kind != "swaps" or not selection.quick)
 
 
 def _check_swap(swap: str) -> None:

@@ -9,6 +9,11 @@ from experiments.layer_rows import LayerRow
 from experiments.layer_stages import STAGES
 from experiments.tables import HOST_SECONDS, Column, number
 
+
+def _short_number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1e}"
+
+
 _FIRST = (
     Column("contender", lambda row: row.variant, right=False),
     Column("status", lambda row: row.status, right=False),
@@ -30,8 +35,8 @@ GPU_COLUMNS = (
 )
 CPU_COLUMNS = (
     *_FIRST,
-    Column("rms\nerror", lambda row: number(row.rms_error, 2)),
-    Column("largest\nerror", lambda row: number(row.max_error, 2)),
+    Column("rms\nerror", lambda row: _short_number(row.rms_error)),
+    Column("largest\nerror", lambda row: _short_number(row.max_error)),
     Column("on", lambda row: row.target, right=False),
     Column(HOST_SECONDS.replace(", ", ",\n"), lambda row: number(row.check_host_seconds, 2)),
 )

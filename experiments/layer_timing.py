@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import cupy as cp
-import numpy as np
 
 from experiments import gpu_timing, layer_bench, layer_cost, layer_stages, measure
 from experiments.gpu_timing import COPY, blamed
@@ -15,6 +14,7 @@ from experiments.gpu_work import Filler, host_us, random_bytes
 from experiments.layer_bench import Bench
 from experiments.layer_contenders import LayerContender
 from experiments.layer_problems import Problem
+from sandbox.kernels import conformance
 from sandbox.kernels.cuda import device_info
 
 Stage = Callable[[str], None]
@@ -64,7 +64,7 @@ def time_on_stream(
             )
     held.inputs.forget_new_rows()
     for each in made.values():
-        each.out[...] = np.nan
+        conformance.fill_poison(each.out)
     gpu_timing.replay_in_turn(timed, not cold, budget_s, stage)
     judged = {name: held.judge(each) for name, each in made.items()}
     passed = [name for name, outcome in judged.items() if outcome.status == "PASSED"]
