@@ -241,7 +241,7 @@ def test_linear_reaches_further():
 
 
 def test_scores_depend_on_the_distance_only(rng):
-    """Also far out, where angles in float32 would be off by a hundredth."""
+    """Also far out, where angles in float32 would be off by thousandths."""
     rope = made("deepseek_v3")
     q, k = rng.standard_normal((2, 5, 64))
     starts = np.array([0, 3, 4000, 90000, 163000])
