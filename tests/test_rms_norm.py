@@ -45,7 +45,7 @@ def normal(x, weight, eps):
 class TestRounding:
     @pytest.mark.parametrize("dtype", [np.float16, bfloat16])
     def test_is_done_before_the_weight_and_after_it(self, variant, dtype):
-        """Bit for bit but where the sum's last bits decide; one rounding would show in a quarter."""
+        """Bit for bit but where the sum's last bits decide; one rounding shows in a quarter."""
         x, weight = rows(5, 40, dtype)
         got, want = rms_norm(x, weight, eps=0.1, variant=variant), normal(x, weight, 0.1)
         different = (bits_of(got) != bits_of(want)).mean()
