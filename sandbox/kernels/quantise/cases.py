@@ -94,12 +94,13 @@ def _values(case: Case, xp: Any, group: int, scale: float) -> Any:
     else:
         x = c.normal(xp, shape, case.dtype, case.seed)
     if case.size == "small" and x.size:
-        groups = c.normal(np, (x.size // group, group), np.dtype(np.float32), case.seed + 1)
+        count = -(-x.size // group)
+        groups = c.normal(np, (count, group), np.dtype(np.float32), case.seed + 1)
         for kind, pattern in enumerate(HOSTILE):
             row = np.resize(np.array(pattern, np.float32), group)
             groups[kind :: len(HOSTILE) + 2] = _times(row, scale)
         with np.errstate(over="ignore"):
-            x[...] = xp.asarray(groups.astype(case.dtype).reshape(shape))
+            x[...] = xp.asarray(groups.astype(case.dtype).ravel()[: x.size].reshape(shape))
     return x
 
 
