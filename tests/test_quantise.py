@@ -226,10 +226,11 @@ class TestNvfp4:
         assert (unpacked(out)[0, 16:32] == 0xD).all()  # -3
 
     def test_a_global_scale_that_is_too_small_saturates(self, variant):
-        x = values((2, 48), bfloat16) * np.array(2.0**30, bfloat16)
-        out, scales = quantise_nvfp4(x, 1e-5, variant=variant)
-        assert (scales == 0x7E).all()
-        same(unpacked(out), np.where(x < 0, 0xF, 7))
+        for size, global_scale in (2.0**30, 1e-5), (2.0**110, 1e-30):
+            x = values((2, 48), bfloat16) * np.array(size, bfloat16)
+            out, scales = quantise_nvfp4(x, global_scale, variant=variant)
+            assert (scales == 0x7E).all()
+            same(unpacked(out), np.where(x < 0, 0xF, 7))
 
     def test_odd_addresses(self, variant):
         x, wide = values((3, 49), bfloat16)[:, 1:], np.full((3, 27), 9, np.uint8)
