@@ -44,8 +44,7 @@ def _handle(like: Any) -> ctypes.c_void_p:
         handle = ctypes.c_void_p()
         _call("cublasCreate_v2", ctypes.byref(handle))
         _call("cublasSetStream_v2", handle, ctypes.c_void_p(stream))
-        purpose = f"cublas workspace of thread {threading.get_ident()}"
-        workspace = scratch(like, purpose, (_WORKSPACE_BYTES,), "uint8")
+        workspace = scratch(like, "cublas", (_WORKSPACE_BYTES,), "uint8")
         pointer, size = ctypes.c_void_p(workspace.data.ptr), ctypes.c_size_t(_WORKSPACE_BYTES)
         _call("cublasSetWorkspace_v2", handle, pointer, size)
         _call("cublasSetMathMode", handle, _NO_REDUCED_PRECISION_SUMS)
