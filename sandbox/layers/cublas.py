@@ -30,6 +30,18 @@ def _library() -> ctypes.CDLL:
     return ctypes.CDLL(load_nvidia_dynamic_lib("cublas").abs_path)
 
 
+def version() -> str:
+    """Of the library that is found.
+
+    Raises:
+        Exception: it is not found, or is none; the message says where it was looked for.
+    """
+    parts = [ctypes.c_int() for _ in range(3)]
+    for which, part in enumerate(parts):
+        _call("cublasGetProperty", which, ctypes.byref(part))
+    return ".".join(str(part.value) for part in parts)
+
+
 def _call(name: str, *arguments: Any) -> None:
     if status := getattr(_library(), name)(*arguments):
         raise RuntimeError(f"{name} failed with cuBLAS status {status}")
