@@ -23,6 +23,7 @@ from experiments.fingerprint import driver_version, package_version
 from sandbox import arrays
 from sandbox.kernels import OPS, numba_target
 from sandbox.kernels.cuda import cache, device_info, host_runner, no_device_reason, nvrtc, source
+from sandbox.layers import cublas
 
 STYLES = {"ok": "", "missing": "yellow", "clash": "bold red", "broken": "bold red"}
 
@@ -69,8 +70,9 @@ def show(findings: list[Finding]) -> None:
 def examine() -> Iterator[Finding]:
     """All findings, the base first."""
     base = (_python, _numpy, _ops)
-    extras = (_gpu, _cupy, _nvrtc, _headers, _compiler, _numba, _torch, _jax, _cache)
-    for check in base + extras:
+    kernels = (_gpu, _cupy, _nvrtc, _headers, _compiler, _numba)
+    others = (_products, _torch, _transformers, _jax, _cache)
+    for check in base + kernels + others:
         yield from _guarded(check)
     yield from clashes(_versions())
 
@@ -171,6 +173,25 @@ def _torch() -> Finding:
         advice = "install a CUDA build of torch to have the baselines on the GPU"
         return Finding("torch", "missing", detail, advice)
     return Finding("torch", "ok", detail)
+
+
+def _products() -> Finding:
+    """The matrix products of a layer."""
+    if device_info() is None:
+        return Finding("products", "ok", "NumPy's, on the CPU")
+    try:
+        return Finding("products", "ok", f"cuBLAS {cublas.version()}, on the GPU")
+    except Exception as failure:
+        advice = "pip install nvidia-cublas (CUDA 13) or nvidia-cublas-cu12, for layers on a GPU"
+        return Finding("products", "missing", str(failure), advice)
+
+
+def _transformers() -> Finding:
+    version = package_version("transformers")
+    if version is None:
+        advice = "pip install 'mla-sandbox[models]' to compare the layer with Hugging Face's"
+        return Finding("transformers", "missing", "not installed", advice)
+    return Finding("transformers", "ok", version)
 
 
 def _jax() -> Finding:

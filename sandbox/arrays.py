@@ -54,6 +54,9 @@ def _type_name(value: Any) -> str:
     return f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
 
 
+_KINDS: dict[tuple[type, int | None], Kind] = {}
+
+
 class Kind:
     """The caller's kind of array: a library and a device. `exporter` finds the kind of a value.
 
@@ -67,9 +70,9 @@ class Kind:
         self.gpu = gpu
 
     @classmethod
-    @functools.cache
     def on(cls, gpu: int | None) -> Kind:
-        return cls(gpu)
+        found = _KINDS.get((cls, gpu))
+        return _KINDS.setdefault((cls, gpu), cls(gpu)) if found is None else found
 
     @property
     def library(self) -> str:

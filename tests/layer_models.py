@@ -1,15 +1,23 @@
 """A model's attention as Hugging Face has it and as a layer, and requests that go through both."""
 
+import contextlib
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
+import pytest
 import torch
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
 
-from sandbox import FORMATS, MLADims
-from sandbox.layers import MLALayer, dims_of, rope_of
+from sandbox import FORMATS, arrays
+from sandbox.kernels.cuda.device import no_device_reason
+from sandbox.layers import MLALayer, MLAWeights, dims_of, rope_of
 from sandbox.planner import plan_step
+
+H = 56
+LENGTHS = (11, 29, 7)
+"""Tokens of the requests that most tests serve."""
 
 YARN = {
     "rope_type": "yarn",
@@ -19,14 +27,62 @@ YARN = {
     "beta_fast": 32,
     "beta_slow": 1,
     "mscale": 1.0,
-    "mscale_all_dim": 1.0,
+    "mscale_all_dim": 0.7,
 }
+
+
+def has_gpu():
+    return no_device_reason() is None
+
+
+def torch_has_gpu():
+    return torch.cuda.is_available() and has_gpu()
+
+
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason=f"{no_device_reason()}")]
+torch_on_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch_has_gpu(), reason="torch sees no GPU, or CuPy does not"),
+]
+TARGETS = [
+    "numpy",
+    "torch",
+    pytest.param("cupy", marks=on_gpu),
+    pytest.param("torch_cuda", marks=torch_on_gpu),
+]
+targets = pytest.mark.parametrize("target", TARGETS)
+"""Whose arrays a caller has, and where: each test of a layer is one on all of them."""
+
+
+def put(array, target):
+    """A NumPy array, bf16 included, as `target` has it."""
+    if target == "numpy":
+        return array
+    if target == "cupy":
+        import cupy
+
+        return cupy.asarray(array)
+    tensor = arrays.to_torch(np.ascontiguousarray(array))
+    return tensor.cuda() if target == "torch_cuda" else tensor
+
+
+def put_all(weights, target):
+    """Weights by name, NumPy's, as CuPy arrays where `target` is on a GPU."""
+    on_gpu = target in ("cupy", "torch_cuda")
+    return {name: put(value, "cupy" if on_gpu else "numpy") for name, value in weights.items()}
+
+
+def back(array):
+    """An array of any target as NumPy has it."""
+    if isinstance(array, torch.Tensor):
+        array = arrays.adopt(array.detach().cpu())
+    return array if isinstance(array, np.ndarray) else array.get()
 
 
 def config(**changes):
     """A small DeepSeek-V3, all of whose widths differ, with YaRN."""
     sizes = {
-        "hidden_size": 56,
+        "hidden_size": H,
         "num_attention_heads": 6,
         "num_key_value_heads": 6,
         "q_lora_rank": 20,
@@ -44,7 +100,7 @@ def config(**changes):
 
 
 def attention_module(settings, dtype=torch.float32, seed=0):
-    """Random weights, norms not all ones."""
+    """Random weights, norms and biases included."""
     torch.manual_seed(seed)
     module = deepseek.DeepseekV3Attention(settings, layer_idx=0)
     with torch.no_grad():
@@ -55,91 +111,167 @@ def attention_module(settings, dtype=torch.float32, seed=0):
 
 
 @torch.no_grad()
-def huggingface(module, settings, hidden):
-    """The module's output for whole sequences, causal, from position 0: float32 arrays."""
-    outputs = []
+def huggingface(module, settings, sequences):
+    """The module's outputs for whole sequences, causal, from position 0: in float32 arithmetic."""
+    exact = attention_module(settings)
+    exact.load_state_dict(module.state_dict())
     rotary = deepseek.DeepseekV3RotaryEmbedding(settings)
-    for sequence in hidden:
-        tokens = len(sequence)
-        x = sequence[None]
-        angles = rotary(x, torch.arange(tokens)[None])
-        mask = torch.full((tokens, tokens), float("-inf"), dtype=x.dtype).triu(1)[None, None]
-        outputs.append(module(x, angles, mask)[0][0].float().numpy())
+    outputs = []
+    for sequence in sequences:
+        hidden = torch.from_numpy(sequence.astype(np.float32))[None]
+        tokens = hidden.shape[1]
+        angles = rotary(hidden, torch.arange(tokens)[None])
+        mask = torch.full((tokens, tokens), float("-inf")).triu(1)[None, None]
+        outputs.append(exact(hidden, angles, mask)[0][0].numpy())
     return outputs
+
+
+def sequences(lengths=LENGTHS, width=H, dtype=np.float32, seed=1):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal((n, width), np.float32).astype(dtype) for n in lengths]
+
+
+def layer_of(module, settings, target="numpy", **options):
+    """The layer over the module's own weights, on the device of `target`."""
+    dims = dims_of(settings)
+    ranks = {name: options[name] for name in ("tp_rank", "tp_size") if name in options}
+    weights = MLAWeights.load(module, dims, **ranks)
+    if target in ("cupy", "torch_cuda"):
+        import cupy
+
+        weights = weights.to(cupy)
+    return MLALayer(dims, weights, rope=rope_of(settings, max_positions=256), **options)
+
+
+@cache
+def example(name="yarn", dtype="float32"):
+    """A module, its settings, sequences and what the module makes of them: computed once."""
+    changes = {
+        "yarn": {},
+        "plain rope, full-rank q": {
+            "q_lora_rank": None,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e4},
+        },
+        "biases, half-split rope": {"attention_bias": True, "rope_interleave": False},
+    }[name]
+    settings = config(**changes)
+    module = attention_module(settings, getattr(torch, dtype))
+    hidden = sequences(dtype=arrays.DTYPES[dtype])
+    return module, settings, hidden, huggingface(module, settings, hidden)
 
 
 @dataclass
 class Server:
     """Requests that a layer computes step by step over one paged cache.
 
-    Free pages hold NaN (or the codes of it), and columns of the block table past a request's
-    blocks hold ids that no cache has.
+    Free pages hold NaN, or the codes of it, and columns of the block table past a request's blocks
+    hold ids that no cache has.
     """
 
     layer: MLALayer
-    hidden: list  # of each request, [tokens, H], in the caller's kind
+    hidden: list  # of each request, NumPy [tokens, H]
+    target: str = "numpy"
     block_size: int = 4
     blocks: int = 64
     columns: int = 16
+    workspace_rows: int | None = None
     done: list = field(default_factory=list)
 
     def __post_init__(self):
         self.done = [0] * len(self.hidden)
+        self.outputs = [[np.empty((0, H), np.float32)] for _ in self.hidden]
         fmt = FORMATS[self.layer.cache_format]
         shape = fmt.cache_shape(self.layer.dims, self.blocks, self.block_size)
-        self.cache = np.full(shape, 0xFF if fmt.packed else np.nan, fmt.storage)
-        rng = np.random.default_rng(7)
+        self.cache = put(np.full(shape, 0xFF if fmt.packed else np.nan, fmt.storage), self.target)
         self.table = np.full((len(self.hidden), self.columns), 2_000_000, np.int32)
-        ids = rng.permutation(self.blocks)
+        ids = np.random.default_rng(7).permutation(self.blocks)
+        parallel = self.layer.context_parallel
         for request, sequence in enumerate(self.hidden):
             needed = -(-len(sequence) // self.block_size)
-            if self.layer.context_parallel:
-                needed = int(self.layer.context_parallel.columns_needed(len(sequence)))
+            if parallel is not None:
+                needed = int(parallel.columns_needed(len(sequence)))
             self.table[request, :needed], ids = ids[:needed], ids[needed:]
-        self.outputs = [[] for _ in self.hidden]
 
-    def step(self, query_lens, workspace_rows=None, decode_threshold=1, **options):
-        """Compute so many new tokens of each request."""
-        plan = plan_step(
+    def plan(self, query_lens, **options):
+        options = {"workspace_rows": self.workspace_rows, **options}
+        return plan_step(
             query_lens,
             self.done,
             self.table,
             self.block_size,
-            workspace_rows,
-            decode_threshold=decode_threshold,
             parallel=self.layer.context_parallel,
             rank=self.layer.collective.rank,
             **options,
         )
-        news = [
-            sequence[done : done + count]
-            for sequence, done, count in zip(self.hidden, self.done, query_lens)
+
+    def next_tokens(self, query_lens, plan):
+        """Hidden states of a step in the order of its batch."""
+        parts = [
+            self.hidden[request][self.done[request] : self.done[request] + query_lens[request]]
+            for request in plan.order.order
         ]
-        ordered = [news[request] for request in plan.order.order]
-        hidden = torch.cat(ordered) if isinstance(ordered[0], torch.Tensor) else np.concatenate(ordered)
+        return np.concatenate(parts)
+
+    def step(self, query_lens, **options):
+        """Compute so many new tokens of each request."""
+        plan = self.plan(query_lens, **options)
+        hidden = put(self.next_tokens(query_lens, plan), self.target)
         out = self.layer(hidden, None, self.cache, plan)
         assert type(out) is type(hidden)
+        assert out.shape == hidden.shape
+        self.keep(query_lens, plan, back(out))
+
+    def keep(self, query_lens, plan, out):
         first = 0
-        for request in plan.order.order:
+        for request in plan.order.order.tolist():
             count = query_lens[request]
-            part = out[first : first + count]
-            part = part.float().numpy() if isinstance(part, torch.Tensor) else part.astype(np.float32)
-            self.outputs[request].append(part)
+            self.outputs[request].append(out[first : first + count].astype(np.float32))
             self.done[request] += count
             first += count
-        return out
 
     def results(self):
         return [np.concatenate(parts) for parts in self.outputs]
 
 
-def layer_of(module, settings, **options):
-    """The layer over the module's own weights."""
-    dims = dims_of(settings)
-    assert isinstance(dims, MLADims)
-    return MLALayer(dims, module, rope=rope_of(settings, max_positions=256), **options)
+def at_once(server):
+    server.step(list(map(len, server.hidden)))
 
 
-def sequences(lengths, width, dtype=torch.float32, seed=1):
-    torch.manual_seed(seed)
-    return [torch.randn(length, width).to(dtype) for length in lengths]
+def in_chunks(server):
+    """Prefills over context in chunks, mixed with decodes of one token and of several."""
+    server.step([4, 9, 0])
+    server.step([1, 8, 3])
+    server.step([1, 1, 3])
+    server.step([3, 2, 1], decode_threshold=3)
+    server.step([2, 9, 0])
+    while server.done != list(map(len, server.hidden)):
+        one_token(server)
+
+
+def one_token(server):
+    left = [len(sequence) - done for sequence, done in zip(server.hidden, server.done)]
+    server.step([min(1, count) for count in left])
+
+
+def token_by_token(server):
+    for _ in range(max(map(len, server.hidden))):
+        one_token(server)
+
+
+SCHEDULES = [at_once, in_chunks, token_by_token]
+
+
+def assert_close(results, expected, bound):
+    """The largest error over the root mean square of what is expected, request by request."""
+    for request, (got, want) in enumerate(zip(results, expected, strict=True)):
+        assert got.shape == want.shape
+        error = np.abs(got - want).max() / np.sqrt(np.mean(want.astype(np.float64) ** 2))
+        assert error < bound, f"request {request}: error {error} of its rms"
+
+
+@contextlib.contextmanager
+def unchanged(*held):
+    """The arrays are as they were, bit for bit."""
+    before = [back(array).tobytes() for array in held]
+    yield
+    assert [back(array).tobytes() for array in held] == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import faulthandler
 import queue
 import threading
 import time
@@ -20,6 +21,14 @@ from sandbox.layers import collectives
 from sandbox.layers.collectives import Abandoned, Alone, InProcess
 
 needs_gpu = pytest.mark.skipif(bool(no_device_reason()), reason=str(no_device_reason()))
+
+
+@pytest.fixture(autouse=True)
+def ends_in_time():
+    """A rank that waits for ever ends the tests, and shows where every thread stands."""
+    faulthandler.dump_traceback_later(60, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
@@ -180,6 +189,24 @@ def test_a_rank_that_returns_early_frees_the_others():
     message = r"rank 0 waits in all_gather of float64 \(4,\) on the CPU, but rank 1 has returned"
     with pytest.raises(Abandoned, match=message):
         InProcess(2).run(leaves)
+
+
+def test_a_ranks_own_error_goes_before_that_of_one_left_alone():
+    left_alone = threading.Event()
+
+    def differ(collective):
+        if collective.rank == 1:
+            try:
+                collective.all_gather(np.ones(4), np.empty((3, 4)))
+            finally:
+                left_alone.set()
+        if collective.rank == 2:
+            left_alone.wait(20)
+            time.sleep(0.01)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        InProcess(3).run(differ)
 
 
 def test_a_rank_with_a_bad_argument_says_so():

@@ -1,5 +1,9 @@
 """Typed launches of CUDA kernels, on the host runner and on a GPU."""
 
+import ctypes
+import threading
+import time
+from collections import Counter
 from pathlib import Path
 
 import ml_dtypes
@@ -13,6 +17,7 @@ from sandbox.kernels.cuda import (
     device_info,
     host_options,
     no_device_reason,
+    overlap,
     prebuild,
     record_launches,
 )
@@ -357,3 +362,31 @@ def test_gpu_launch_is_on_the_current_stream_and_can_be_captured(scale):
         graph.launch(stream)
         stream.synchronize()
     assert out.get().tolist() == [6.0] * 4
+
+
+def test_overlapping_launches_of_threads_pass_their_own_arguments(monkeypatch):
+    """A driver that yields to other threads before it reads what it was given."""
+    passed = []
+
+    class Driver:
+        @staticmethod
+        def cuLaunchKernelEx(config, function, pointers, extra):
+            time.sleep(0.001)
+            values = [ctypes.c_int32.from_address(pointer).value for pointer in pointers]
+            passed.append((config._obj.stream, *config._obj.grid, *values))
+            return 0
+
+    monkeypatch.setattr(overlap, "_driver", Driver)
+    function = overlap.OverlappingFunction("shared", 1, [4, 4])
+
+    def launch(number):
+        for _ in range(20):
+            values = [np.int32(number), np.int32(-number)]
+            function.launch((number, 1, 1), (32, 1, 1), values, 0, 1000 + number)
+
+    threads = [threading.Thread(target=launch, args=(number,)) for number in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Counter(passed) == {(1000 + n, n, 1, 1, n, -n): 20 for n in range(1, 5)}

@@ -87,9 +87,23 @@ torch.testing.assert_close(lse, whole_lse)
 """
 
 
+SWAPPED = """
+assert out.shape == (2, 64) and out.dtype == torch.bfloat16 and out.isfinite().all()
+assert 0 <= difference < 0.1 * out.abs().max()
+"""
+
+
+def test_the_layers_tour_runs():
+    tour, swap = (block for block in blocks("python") if "MLALayer" in block)
+    run = python("-c", tour + swap + SWAPPED)
+    assert run.returncode == 0, run.stderr
+
+
 def test_the_ops_examples_run():
     use, packed, decode, prefill, debug = (
-        block for block in blocks("python") if "@gather.variant" not in block
+        block
+        for block in blocks("python")
+        if "@gather.variant" not in block and "MLALayer" not in block
     )
     examples = use + packed + ROUND_TRIP + decode + DECODED + prefill + MERGED + debug
     run = python("-W", "error", "-c", examples)

@@ -65,7 +65,9 @@ class TestImports:
         assert "__global__" not in path.read_text() or path.name in ("source.py", "kernel.py")
 
 
-@pytest.mark.parametrize("module", ["sandbox", "sandbox.kernels", "sandbox.arrays"])
+@pytest.mark.parametrize(
+    "module", ["sandbox", "sandbox.kernels", "sandbox.layers", "sandbox.arrays"]
+)
 def test_importing_needs_neither_torch_nor_cupy(module):
     code = (
         "import sys\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import collective_checks
 import numpy as np
 import pytest
-from collective_checks import gpu_count
+from collective_checks import CHECKS, gpu_count
 
 from sandbox.layers.collectives import Alone
 
@@ -19,6 +20,7 @@ pytest.importorskip("torch.distributed", reason="torch is not installed")
 import torch.distributed as dist
 import torch_ranks
 
+from sandbox.layers import torch_collectives
 from sandbox.layers.torch_collectives import TorchCollective
 
 ROOT = Path(__file__).parent.parent
@@ -72,6 +74,20 @@ def test_torch_collective_of_one_process():
     mine.flags.writeable = False
     collective.all_gather(mine, out)
     assert np.array_equal(out[0], mine)
+
+
+@pytest.mark.usefixtures("gloo_world_of_one")
+@pytest.mark.parametrize("name", CHECKS)
+def test_empty_arrays_are_not_sent(name, monkeypatch):
+    sent = []
+    monkeypatch.setattr(torch_collectives, "_all_gather", lambda *_, **__: sent.append(1))
+    monkeypatch.setattr(dist, "all_to_all_single", lambda *_, **__: sent.append(1))
+    collective = TorchCollective()
+    CHECKS[name](collective, (0, 5), "bfloat16")
+    assert not sent
+    with contextlib.suppress(AssertionError):
+        CHECKS[name](collective, (3, 5), "bfloat16")
+    assert sent
 
 
 @pytest.mark.usefixtures("gloo_world_of_one")

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from layer_checks import a_layer_over_ranks
 
 from sandbox.layers.collectives import Collective, InProcess
 from sandbox.layers.torch_collectives import TorchCollective
@@ -43,6 +44,7 @@ CHECKS = [
     same_as_in_process,
     groups_have_ranks_of_their_own,
     collective_checks.check_later_work,
+    a_layer_over_ranks,
 ]
 
 

@@ -1,14 +1,15 @@
 """Memory for results that a variant has on its way to others.
 
 It is kept for as long as the process lives, since a captured graph may hold its address: one block
-a device, stream and purpose, which grows. Work that shares a stream is in order, so it can share
-the block; a graph that is replayed on another stream than the one it was captured on must not run
-beside calls on that one.
+a device, stream, thread and purpose, which grows. What a thread queues on a stream is in order, so
+it can share the block; a graph that is replayed on another stream than the one it was captured on
+must not run beside calls on that one.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from sandbox import arrays
 
-_BLOCKS: dict[tuple[int, int, str], list[Any]] = {}
+_BLOCKS: dict[tuple[int, int, int, str], list[Any]] = {}
 
 
 def scratch(like: Any, purpose: str, shape: Sequence[int], dtype: Any = np.float32) -> Any:
@@ -30,7 +31,8 @@ def scratch(like: Any, purpose: str, shape: Sequence[int], dtype: Any = np.float
     import cupy
 
     size = math.prod(shape) * dtype.itemsize
-    key = (like.data.device_id, arrays.current_stream_pointer(), purpose)
+    stream, thread = arrays.current_stream_pointer(), threading.get_ident()
+    key = (like.data.device_id, stream, thread, purpose)
     blocks = _BLOCKS.setdefault(key, [])
     if not blocks or blocks[-1].nbytes < size:
         grown = 0 if not blocks else 2 * blocks[-1].nbytes

@@ -30,6 +30,18 @@ def _library() -> ctypes.CDLL:
     return ctypes.CDLL(load_nvidia_dynamic_lib("cublas").abs_path)
 
 
+def version() -> str:
+    """Of the library that is found.
+
+    Raises:
+        Exception: it is not found, or is none; the message says where it was looked for.
+    """
+    parts = [ctypes.c_int() for _ in range(3)]
+    for which, part in enumerate(parts):
+        _call("cublasGetProperty", which, ctypes.byref(part))
+    return ".".join(str(part.value) for part in parts)
+
+
 def _call(name: str, *arguments: Any) -> None:
     if status := getattr(_library(), name)(*arguments):
         raise RuntimeError(f"{name} failed with cuBLAS status {status}")
@@ -44,8 +56,7 @@ def _handle(like: Any) -> ctypes.c_void_p:
         handle = ctypes.c_void_p()
         _call("cublasCreate_v2", ctypes.byref(handle))
         _call("cublasSetStream_v2", handle, ctypes.c_void_p(stream))
-        purpose = f"cublas workspace of thread {threading.get_ident()}"
-        workspace = scratch(like, purpose, (_WORKSPACE_BYTES,), "uint8")
+        workspace = scratch(like, "cublas", (_WORKSPACE_BYTES,), "uint8")
         pointer, size = ctypes.c_void_p(workspace.data.ptr), ctypes.c_size_t(_WORKSPACE_BYTES)
         _call("cublasSetWorkspace_v2", handle, pointer, size)
         _call("cublasSetMathMode", handle, _NO_REDUCED_PRECISION_SUMS)

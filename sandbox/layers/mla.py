@@ -12,6 +12,7 @@ from sandbox import arrays
 from sandbox.cache_formats import format_by_name
 from sandbox.dims import MLADims
 from sandbox.kernels import OPS, require
+from sandbox.kernels.attention import checks
 from sandbox.kernels.rms_norm import rms_norm
 from sandbox.layers import output
 from sandbox.layers.collectives import Alone, Collective
@@ -117,10 +118,9 @@ class MLALayer:
         self.weights = _interleaved(weights, rope)
         self.w_uk, self.w_uv = self.weights.w_uk, self.weights.w_uv
         self.rope = _checked_rope(dims, rope)
-        self.softmax_scale = softmax_scale
         if softmax_scale is None:
-            factor = rope.softmax_factor if rope else 1.0
-            self.softmax_scale = dims.softmax_scale * factor
+            softmax_scale = dims.softmax_scale * (rope.softmax_factor if rope else 1.0)
+        self.softmax_scale = checks.softmax_scale(softmax_scale)
         self.eps = eps
         self.cache_format = _checked_format(cache_format, self.dims, self.dtype)
         format_by_name(self.cache_format).check_scales(k_scale, tile_scale)

@@ -53,9 +53,8 @@ def checked(name: str | None, scale: Any, dims: MLADims) -> str | None:
         raise ValueError(f"output_quant is {name!r}, expected one of {', '.join(QUANTS)}")
     needs_scale = name in ("fp8_static", "nvfp4")
     if needs_scale != (scale is not None):
-        raise ValueError(
-            f"output_scale is {scale}, which {name} {'needs' if needs_scale else 'has not'}"
-        )
+        wants = "needs one" if needs_scale else "has scales of its own"
+        raise ValueError(f"output_scale is {scale}, but {name} {wants}")
     width, group = dims.N * dims.V, QUANTS[name] or 1
     if width % group:
         raise ValueError(f"{name} needs N * V = {width} to be a multiple of {group}")

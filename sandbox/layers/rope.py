@@ -3,7 +3,7 @@
 Pair `i` of `R / 2` turns by `position * frequency[i]`. A table holds the cosines and sines of all
 positions. They are computed in float64 and rounded once, to float32: an entry is right to half a
 unit in the last place at any position. Code that multiplies position and frequency in float32, as
-most does, may be off by `position * 1e-6`; tables cannot be compared more closely than that.
+most does, is off by some `position * 4e-8`, 0.006 at the end of DeepSeek-V3's context.
 
 YaRN (arXiv 2309.00071) stretches a model to a context `factor` times as long. Fast pairs, which
 turn `beta_fast` times or more within the original context, keep their frequency; slow ones,

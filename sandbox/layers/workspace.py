@@ -71,4 +71,4 @@ class Workspace:
 def capturing() -> bool:
     """Whether CuPy's current stream is being captured in a CUDA graph."""
     stream = arrays.import_cupy().cuda.get_current_stream()
-    return stream.ptr > 2 and stream.iscapturing()
+    return stream.ptr > 2 and stream.is_capturing()

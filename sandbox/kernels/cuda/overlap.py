@@ -4,6 +4,7 @@ CuPy's launcher cannot ask for it (programmatic dependent launch), so this one c
 """
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from functools import cache
 
@@ -36,8 +37,7 @@ class _Config(ctypes.Structure):
 
 @cache
 def _driver() -> ctypes.PyDLL:
-    # PyDLL keeps the GIL, under which the argument buffers below are filled and read.
-    return ctypes.PyDLL("libcuda.so.1")
+    return ctypes.PyDLL("libcuda.so.1")  # to release the GIL would cost more than the call
 
 
 class OverlappingFunction:
@@ -54,6 +54,7 @@ class OverlappingFunction:
         self._pointers = (ctypes.c_void_p * len(slots))(*self._places)
         self._attribute = _Attribute(id=PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
         self._config = _Config(attributes=ctypes.pointer(self._attribute), attribute_count=1)
+        self._filling = threading.Lock()  # of the buffers above, until they are read
 
     def launch(
         self,
@@ -64,20 +65,21 @@ class OverlappingFunction:
         stream: int,
     ) -> None:
         """Queue it on `stream`, a cudaStream_t; `values` are CuPy arrays and NumPy scalars."""
-        for place, value in zip(self._places, values):
-            data = getattr(value, "data", None)
-            pointer = getattr(data, "ptr", None)
-            if pointer is not None:
-                ctypes.c_uint64.from_address(place).value = pointer
-            else:
-                raw = value.tobytes()
-                ctypes.memmove(place, raw, len(raw))
-        config = self._config
-        config.grid[:], config.block[:] = grid, block
-        config.shared_bytes, config.stream = shared_bytes, stream
-        status = _driver().cuLaunchKernelEx(
-            ctypes.byref(config), self._function, self._pointers, None
-        )
+        with self._filling:
+            for place, value in zip(self._places, values):
+                data = getattr(value, "data", None)
+                pointer = getattr(data, "ptr", None)
+                if pointer is not None:
+                    ctypes.c_uint64.from_address(place).value = pointer
+                else:
+                    raw = value.tobytes()
+                    ctypes.memmove(place, raw, len(raw))
+            config = self._config
+            config.grid[:], config.block[:] = grid, block
+            config.shared_bytes, config.stream = shared_bytes, stream
+            status = _driver().cuLaunchKernelEx(
+                ctypes.byref(config), self._function, self._pointers, None
+            )
         if status:
             raise RuntimeError(f"{self._entry}: cuLaunchKernelEx failed: {_error_name(status)}")
 

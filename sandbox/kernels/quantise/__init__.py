@@ -77,8 +77,8 @@ def _check_values(scale: Any = None, global_scale: Any = None, **others: Any) ->
 def quantise_static(x: Any, scale: Any, *, out: Any = None) -> dict[str, Any]:
     """Values as E4M3 codes that share one descale.
 
-    A code is that of `x * (1 / scale)`, a float32 reciprocal and a float32 product, to nearest even,
-    saturating at 448; a NaN becomes 0x7F. A reader takes `code * scale`. x does not change.
+    A code is that of `x * (1 / scale)`, a float32 reciprocal and a float32 product, to nearest
+    even, saturating at 448; a NaN becomes 0x7F. A reader takes `code * scale`. x does not change.
 
     Args:
         x: `[T, W]`, float32, float16 or bfloat16; rows may be strided.
@@ -182,15 +182,16 @@ def quantise_nvfp4(
     A reader takes `code * (block_scale * global_scale)`. The block scale is the E4M3 code of
     `amax / 6 / global_scale`, two float32 quotients, of the largest magnitude of the 16 values that
     are finite: to nearest even, saturating at 448. An E2M1 code (0, 0.5, 1, 1.5, 2, 3, 4, 6 and a
-    sign) is that of the float32 quotient `x / (block_scale * global_scale)`, to nearest, ties to the
-    even code, saturating at 6. A NaN, which E2M1 has not, becomes code 0; an infinity saturates;
-    neither changes the scale. Where the block scale rounds to 0 all codes are 0. x does not change.
+    sign) is that of the float32 quotient `x / (block_scale * global_scale)`, to nearest, ties to
+    the even code, saturating at 6. A NaN, which E2M1 has not, becomes code 0; an infinity
+    saturates; neither changes the scale or other codes. Where the block scale rounds to 0 all codes
+    are 0. x does not change.
 
     Args:
         x: `[T, W]`, float32, float16 or bfloat16; rows may be strided; W is a multiple of 16.
         global_scale: a descale, positive: a number, or a float32 array of one element, which may
-            change between replays of a graph. `amax / (6 * 448)` of all of x spends the whole range;
-            kernels that multiply by a scale want its reciprocal.
+            change between replays of a graph. `amax / (6 * 448)` of all of x spends the whole
+            range; kernels that multiply by a scale want its reciprocal.
         out: uint8 `[T, W / 2]`, the first of two codes in the low bits; rows may be strided; shares
             no memory with the inputs. None allocates.
         out_scales: uint8 `[T, W / 16]`, E4M3, token by token in the order of the blocks (not in the

@@ -1,4 +1,4 @@
-"""Problems for the quantising ops: what the arrays hold, how they lie in memory, what it must cost."""
+"""Problems for the quantising ops: what the arrays hold, how they lie in memory, what they cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ WIDE_HEAD = MLADims(3, 56, 40, 24, 8, 128)
 SCALE = 0.0125
 """No power of two; the largest values saturate."""
 
-TIES = (1.0625, 1.1875, 17, 19, 2**-10, 3 * 2**-10, -5 * 2**-10, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, -5)
+TIES = (1.0625, 1.1875, 17, 19, 2**-10, 3 * 2**-10, -5 * 2**-10)
+TIES += (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, -5)
+"""Of E4M3, and of E2M1."""
+
 HOSTILE = (
     (0.0, -0.0),
     (448, *TIES),
@@ -36,8 +39,8 @@ HOSTILE = (
     (3.4e38, -1e38, 1e30, -1),
     (464, 465, -1000, 449),
 )
-"""What whole groups of a small problem hold, in turn: zeros, ties at a scale of 1, what is no number
-or no finite one, groups below the least scale, subnormals, the largest numbers."""
+"""What whole groups of a small problem hold, in turn: zeros, ties at a scale of 1, what is not
+finite, less than the least scale is for, subnormals, the largest numbers."""
 
 
 def width_of(case: Case) -> int:
@@ -91,12 +94,13 @@ def _values(case: Case, xp: Any, group: int, scale: float) -> Any:
     else:
         x = c.normal(xp, shape, case.dtype, case.seed)
     if case.size == "small" and x.size:
-        groups = c.normal(np, (x.size // group, group), np.dtype(np.float32), case.seed + 1)
+        count = -(-x.size // group)
+        groups = c.normal(np, (count, group), np.dtype(np.float32), case.seed + 1)
         for kind, pattern in enumerate(HOSTILE):
             row = np.resize(np.array(pattern, np.float32), group)
             groups[kind :: len(HOSTILE) + 2] = _times(row, scale)
         with np.errstate(over="ignore"):
-            x[...] = xp.asarray(groups.astype(case.dtype).reshape(shape))
+            x[...] = xp.asarray(groups.astype(case.dtype).ravel()[: x.size].reshape(shape))
     return x
 
 

@@ -16,7 +16,7 @@ from sandbox.kernels.quantise import e2m1
 
 
 def dequantise_static(codes: Any, scale: Any) -> Any:
-    """float32 `[T, W]`: each E4M3 code times `scale`, a number or a float32 array of one element."""
+    """float32 `[T, W]`: each E4M3 code times `scale`, a number or a float32 array of one."""
     return E4M3.decode(codes) * _descale(scale, codes)
 
 

@@ -26,8 +26,9 @@ def encode(values: Any) -> Any:
     xp = arrays.namespace(values)
     magnitude = xp.abs(values)
     codes = xp.zeros(values.shape, np.uint8)
-    for lower, tie in enumerate(TIES):
-        codes += magnitude >= tie if lower % 2 else magnitude > tie
+    with np.errstate(invalid="ignore"):
+        for lower, tie in enumerate(TIES):
+            codes += magnitude >= tie if lower % 2 else magnitude > tie
     codes |= xp.signbit(values).astype(np.uint8) << np.uint8(3)
     return xp.where(xp.isnan(values), np.uint8(0), codes)
 

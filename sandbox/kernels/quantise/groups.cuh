@@ -19,10 +19,10 @@ constexpr int AT_A_TIME = THREADS / LANES;  // groups of a block
 struct GroupPart {
   int lane;
   float values[PER_LANE][COUNT];
-  float amax;    // of the finite values of the whole group
-  bool bounded;  // no value of the whole group is infinite
+  float amax;   // of the finite values of the whole group
+  bool finite;  // all values of the thread are
 
-  // The largest magnitude; a NaN counts for nothing, and an infinity neither if FiniteOnly.
+  // The largest magnitude of the whole group; what is not finite counts for nothing if FiniteOnly.
   template <bool FiniteOnly> __device__ __forceinline__ float largest() const {
     float most = 0.0f;
 #pragma unroll
@@ -30,7 +30,7 @@ struct GroupPart {
 #pragma unroll
       for (int i = 0; i < COUNT; ++i) {
         const float magnitude = fabsf(values[k][i]);
-        most = fmaxf(most, FiniteOnly && isinf(magnitude) ? 0.0f : magnitude);
+        if (!FiniteOnly || isfinite(magnitude)) most = fmaxf(most, magnitude);
       }
     }
 #pragma unroll
@@ -40,40 +40,41 @@ struct GroupPart {
     return most;
   }
 
-  // By all threads of a warp.
+  // By all threads of a warp. One sum tells whether any value is not finite, which is rare.
   __device__ __forceinline__ void find_amax() {
-    amax = largest<false>();
-    bounded = !isinf(amax);
-    if (__any_sync(0xffffffffu, !bounded)) amax = largest<true>();
-  }
-
-  // A NaN becomes 0. All values are looked at in one sum.
-  __device__ __forceinline__ void drop_nans() {
     float sum = 0.0f;
 #pragma unroll
     for (int k = 0; k < PER_LANE; ++k) {
 #pragma unroll
       for (int i = 0; i < COUNT; ++i) sum = fmaf(values[k][i], 0.0f, sum);
     }
-    if (!isnan(sum)) return;
+    finite = !isnan(sum);
+    amax = __any_sync(0xffffffffu, !finite) ? largest<true>() : largest<false>();
+  }
+
+  __device__ __forceinline__ void drop_nans() {
+    if (finite) return;
 #pragma unroll
     for (int k = 0; k < PER_LANE; ++k) {
 #pragma unroll
-      for (int i = 0; i < COUNT; ++i) values[k][i] = isnan(values[k][i]) ? 0.0f : values[k][i];
+      for (int i = 0; i < COUNT; ++i) {
+        if (isnan(values[k][i])) values[k][i] = 0.0f;
+      }
     }
   }
 
-  // Calls store(column, quotients) for each piece. Quotients are those of the largest E4M3 or E2M1
-  // code, or little more, if `few`.
+  // Calls store(column, quotients) for each piece. The quotients are on the same side of every tie
+  // between two codes of E4M3, and of E2M1, as IEEE's. `small` says that none is infinite or far
+  // beyond the largest code.
   template <class Store>
-  __device__ __forceinline__ void divide(float divisor, bool few, const Store& store) const {
+  __device__ __forceinline__ void divide(float divisor, bool small, const Store& store) const {
     const Divisor by(divisor);
 #pragma unroll
     for (int k = 0; k < PER_LANE; ++k) {
       const int piece = lane + LANES * k;
       if (piece < PIECES) {
         float quotients[COUNT];
-        if (few) {
+        if (small) {
           by.divide<true>(values[k], quotients);
         } else {
           by.divide<false>(values[k], quotients);
@@ -86,7 +87,7 @@ struct GroupPart {
 
 // Calls quantise(group, part) for each group of a token that the thread has a part of, with loads
 // of IN_FLIGHT groups under way. All threads of a block are to call it.
-template <bool DropNans, class Quantise>
+template <class Quantise>
 __device__ __forceinline__ void walk_groups(const char* token, int groups,
                                             const Quantise& quantise) {
   GroupPart part;
@@ -117,7 +118,6 @@ __device__ __forceinline__ void walk_groups(const char* token, int groups,
         for (int j = 0; j < COUNT; ++j) part.values[k][j] = 0.0f;
       }
     }
-    if (DropNans) part.drop_nans();
     part.find_amax();
     if (group < groups) quantise(group, part);
   }

@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   float amax = 0.0f;
   for (int i = 0; i < group_size; ++i) {
     const float magnitude = fabsf(to_float(from[i]));
-    if (!isinf(magnitude)) amax = fmaxf(amax, magnitude);
+    if (isfinite(magnitude)) amax = fmaxf(amax, magnitude);
   }
   const float scale = group_scale(amax, power_of_two);
   for (int i = 0; i < group_size; ++i) {

@@ -11,10 +11,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const long long token = blockIdx.x;
   char* to = out + token * out_stride;
   scales += token * scale_token_stride;
-  walk_groups<false>(x + token * x_stride, groups, [&](int group, const GroupPart& part) {
+  walk_groups(x + token * x_stride, groups, [&](int group, const GroupPart& part) {
     const float scale = group_scale(part.amax, power_of_two);
     char* codes = to + group * (long long)GROUP;
-    part.divide(scale, part.bounded, [&](int column, const float (&quotients)[COUNT]) {
+    part.divide(scale, part.finite, [&](int column, const float (&quotients)[COUNT]) {
       store_once<COUNT>(codes + column, pack_fp8<E4M3, COUNT>(quotients));
     });
     if (part.lane == 0) *reinterpret_cast<float*>(scales + group * scale_group_stride) = scale;

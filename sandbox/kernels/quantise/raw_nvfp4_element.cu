@@ -14,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   float amax = 0.0f;
   for (int i = 0; i < GROUP; ++i) {
     const float magnitude = fabsf(to_float(from[i]));
-    if (!isinf(magnitude)) amax = fmaxf(amax, magnitude);
+    if (isfinite(magnitude)) amax = fmaxf(amax, magnitude);
   }
   const unsigned char scale = block_scale(amax, *global_scale);
   const float step = block_step(scale, *global_scale);

@@ -12,12 +12,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   char* to = out + token * out_stride;
   unsigned char* block_scales = reinterpret_cast<unsigned char*>(scales + token * scale_stride);
   const float global = *global_scale;
-  walk_groups<true>(x + token * x_stride, blocks, [&](int block, const GroupPart& part) {
+  walk_groups(x + token * x_stride, blocks, [&](int block, GroupPart& part) {
+    part.drop_nans();
     const unsigned char scale = block_scale(part.amax, global);
     const float step = block_step(scale, global);
-    const bool few = part.bounded && scale < 0x7e;  // else it may have saturated
+    const bool small = part.finite && scale < 0x7e;  // else it may have saturated
     char* codes = to + block * (long long)(GROUP / 2);
-    part.divide(step, few, [&](int column, const float (&quotients)[COUNT]) {
+    part.divide(step, small, [&](int column, const float (&quotients)[COUNT]) {
       store_once<COUNT / 2>(codes + column / 2, step > 0.0f ? pack_e2m1<COUNT>(quotients)
                                                              : Vector<COUNT / 2>());
     });

@@ -62,6 +62,6 @@ def rms_norm(x: Any, weight: Any, *, eps: float = 1e-6, out: Any = None) -> dict
         require.array(out, "out", "tokens", "D")
         require.same_dtype(out, "out", x, "x")
         require.whole_strides(out, "out")
-        or_same = lambda output, other: other.name == "x"  # noqa: E731
-        require.apart({"out": out}, {"x": x, "weight": weight}, or_same)
+        inputs = {"x": x, "weight": weight}
+        require.apart({"out": out}, inputs, lambda output, other: other.name == "x")
     return {"eps": found, "out": Output(tuple(x.shape), x.dtype)}

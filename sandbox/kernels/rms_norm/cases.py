@@ -99,9 +99,7 @@ def _compare() -> Iterable[Case]:
         for count in (1, 128, 8192):
             size = "medium" if count <= 128 else "large"
             workload = tokens(count)
-            yield Case(
-                PRESETS["deepseek_v3"], "deepseek_v3", bf16, workload, {"of": part}, size
-            )
+            yield Case(PRESETS["deepseek_v3"], "deepseek_v3", bf16, workload, {"of": part}, size)
 
 
 def workload_case(

@@ -1,5 +1,5 @@
 // A block a row, a thread an element, and the row read twice.
-#include "normalise.cuh"
+#include "scalar.cuh"
 #include "sums.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -14,6 +14,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
   const float scale = rsqrtf(block_sum<THREADS / 32>(sum) * inverse_columns + eps);
   for (int i = threadIdx.x; i < columns; i += THREADS) {
-    out[i] = from_float<ELEMENT>(normalised<ELEMENT>(to_float(x[i]), scale, to_float(weight[i])));
+    const ELEMENT rounded = from_float<ELEMENT>(to_float(x[i]) * scale);
+    out[i] = from_float<ELEMENT>(to_float(rounded) * to_float(weight[i]));
   }
 }

@@ -2,9 +2,11 @@
 #pragma once
 #include "scalar.cuh"
 
-// An x of 0 stays what it is: 0 * NaN would be NaN. Nothing overflows, and the divisor is in 1 to 2.
-__device__ __forceinline__ float gated(float x, float gate) {
-  const float less = expf(-fabsf(gate));
-  const float sigmoid = __fdividef(gate >= 0.0f ? 1.0f : less, 1.0f + less);
-  return x == 0.0f ? x : x * sigmoid;
+// x / (1 + exp(-gate)), 0 where the exponential is infinite. What an x of 0 stands before is no gate
+// but 0, since 0 * NaN is NaN; chosen here, not behind the quotient, it costs no branch. Elements of
+// 16 bits do not show what the fast exponential leaves out.
+template <class Element> __device__ __forceinline__ float gated(float x, float gate) {
+  const float opening = x == 0.0f ? 0.0f : gate;
+  const float less = sizeof(Element) == 2 ? __expf(-opening) : expf(-opening);
+  return __fdividef(x, 1.0f + less);
 }

@@ -8,6 +8,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   gate += blockIdx.x * gate_stride;
   out += blockIdx.x * out_stride;
   for (int i = threadIdx.x; i < columns; i += THREADS) {
-    out[i] = from_float<ELEMENT>(gated(to_float(x[i]), to_float(gate[i])));
+    out[i] = from_float<ELEMENT>(gated<ELEMENT>(to_float(x[i]), to_float(gate[i])));
   }
 }

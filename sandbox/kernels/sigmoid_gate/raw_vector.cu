@@ -1,4 +1,4 @@
-// A thread a vector or a few of one row, the lanes of blockDim.x side by side in it.
+// A thread a vector, the lanes of blockDim.x side by side in one of the block's blockDim.y rows.
 #include "gated.cuh"
 #include "overlap.cuh"
 
@@ -10,30 +10,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                         int columns) {
   wait_for_previous_kernel();
   const long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y;
-  const int first = blockIdx.y * blockDim.x * IN_FLIGHT + threadIdx.x;
-  if (row >= rows) return;
-  x += row * x_stride;
-  gate += row * gate_stride;
-  out += row * out_stride;
-  Vector<VECTOR> values[IN_FLIGHT], gates[IN_FLIGHT];
+  const int column = (blockIdx.y * blockDim.x + threadIdx.x) * COUNT;
+  if (row >= rows || column >= columns) return;
+  float numbers[COUNT], gates[COUNT];
+  const Vector<VECTOR> left = load_ahead<VECTOR>(x + row * x_stride + column);
+  const Vector<VECTOR> right = load_ahead<VECTOR>(gate + row * gate_stride + column);
+  unpack<ELEMENT, VECTOR>(left, numbers);
+  unpack<ELEMENT, VECTOR>(right, gates);
 #pragma unroll
-  for (int i = 0; i < IN_FLIGHT; ++i) {
-    const int column = (first + int(blockDim.x) * i) * COUNT;
-    if (column < columns) {
-      values[i] = load_ahead<VECTOR>(x + column);
-      gates[i] = load_ahead<VECTOR>(gate + column);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < IN_FLIGHT; ++i) {
-    const int column = (first + int(blockDim.x) * i) * COUNT;
-    if (column < columns) {
-      float numbers[COUNT], factors[COUNT];
-      unpack<ELEMENT, VECTOR>(values[i], numbers);
-      unpack<ELEMENT, VECTOR>(gates[i], factors);
-#pragma unroll
-      for (int j = 0; j < COUNT; ++j) numbers[j] = gated(numbers[j], factors[j]);
-      *reinterpret_cast<Vector<VECTOR>*>(out + column) = pack<ELEMENT, VECTOR>(numbers);
-    }
-  }
+  for (int i = 0; i < COUNT; ++i) numbers[i] = gated<ELEMENT>(numbers[i], gates[i]);
+  auto* to = reinterpret_cast<Vector<VECTOR>*>(out + row * out_stride + column);
+  *to = pack<ELEMENT, VECTOR>(numbers);
 }

@@ -1,0 +1,314 @@
+"""What layers read of a plan, and decode steps in fixed memory: with and without a graph."""
+
+import numpy as np
+import pytest
+from layer_models import (
+    TARGETS,
+    H,
+    Server,
+    assert_close,
+    at_once,
+    attention_module,
+    back,
+    config,
+    example,
+    layer_of,
+    on_gpu,
+    put,
+    targets,
+    unchanged,
+)
+
+from sandbox.layers import DecodeSteps, InProcess, prepare
+from sandbox.planner import ContextParallel, plan_step
+
+TABLE = np.arange(40, dtype=np.int32).reshape(4, 10)
+
+
+def test_decodes_of_different_lengths_are_padded_at_their_front():
+    plan = plan_step([2, 1, 3], [5, 0, 9], TABLE[:3], 4, None, decode_threshold=3)
+    inputs = prepare(plan).decode
+    assert (inputs.tokens, inputs.query_len, inputs.max_seq_len) == (6, 3, 12)
+    padded = inputs.padded.reshape(3, 3)
+    assert padded[0, 1:].tolist() == [0, 1]
+    assert padded[1, 2] == 2
+    assert padded[2].tolist() == [3, 4, 5]
+    assert inputs.places.tolist() == [1, 2, 5, 6, 7, 8]
+    assert inputs.padded.min() >= 0
+    assert inputs.padded.max() < 6
+
+
+def test_uniform_decodes_are_not_padded():
+    plan = plan_step([2, 2], [5, 0], TABLE[:2], 4, None, decode_threshold=3)
+    inputs = prepare(plan).decode
+    assert inputs.padded is None
+    assert inputs.places is None
+    assert inputs.seq_lens.tolist() == [7, 2]
+
+
+def test_requests_without_a_token_between_decodes():
+    module, settings, hidden, want = example()
+    server = Server(layer_of(module, settings), hidden)
+    server.step([3, 5, 2])
+    server.step([1, 0, 1])
+    server.step([2, 0, 1], decode_threshold=2)
+    server.step([0, 0, 0])
+    assert_close(server.results(), [w[:d] for w, d in zip(want, server.done)], 3e-6)
+
+
+def test_tree_masks_that_do_not_fit_are_refused():
+    mask = np.ones((2, 2, 1), np.int32)
+    uniform = plan_step([2, 2], [5, 3], TABLE[:2], 4, None, decode_threshold=2)
+    assert prepare(uniform, tree_mask=mask).decode.tree_mask is mask
+    for plan, options, reason in (
+        (plan_step([9], [0], TABLE[:1], 4, None), {}, "the step has no decodes"),
+        (plan_step([2, 1], [5, 3], TABLE[:2], 4, None, decode_threshold=2), {}, "different"),
+        (uniform, {"causal": False}, "causal is False"),
+        (uniform, {"parallel": ContextParallel(1, block_size=4)}, "spread"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            prepare(plan, tree_mask=mask, **options)
+
+
+def test_a_tree_decides_what_new_tokens_see():
+    """A chain as a tree gives what causality gives; two branches do not see each other."""
+    module, settings, hidden, want = example()
+    outs = {}
+    for name, words in (("chain", [1, 3, 7]), ("branches", [1, 3, 5])):
+        server = Server(layer_of(module, settings), hidden)
+        server.step([5, 6, 4])
+        plan = server.plan([3, 3, 3], decode_threshold=3)
+        mask = np.broadcast_to(np.array(words, np.int32)[None, :, None], (3, 3, 1)).copy()
+        step = prepare(plan, tree_mask=mask)
+        outs[name] = server.layer(server.next_tokens([3, 3, 3], plan), None, server.cache, step)
+    expected = np.concatenate([w[n : n + 3] for w, n in zip(want, (5, 6, 4))])
+    assert_close([outs["chain"]], [expected], 3e-6)
+    chain, branches = (out.reshape(3, 3, H) for out in (outs["chain"], outs["branches"]))
+    assert_close([branches[:, :2].reshape(-1, H)], [chain[:, :2].reshape(-1, H)], 3e-6)
+    assert np.abs(branches[:, 2] - chain[:, 2]).max() > 0.01
+
+
+def decode_step(server, like, requests, query_len=1, **options):
+    return DecodeSteps(
+        requests,
+        query_len,
+        columns=server.columns,
+        block_size=server.block_size,
+        num_blocks=server.blocks,
+        like=like,
+        **options,
+    )
+
+
+@targets
+@pytest.mark.parametrize("query_len", [1, 2])
+def test_decodes_in_fixed_memory_are_those_of_a_plan(target, query_len):
+    """Padded requests have NaN for hidden states: they change nothing and give 0."""
+    settings = config(attention_bias=True)
+    module = attention_module(settings)
+    hidden = example()[2]
+    layer = layer_of(module, settings, target)
+    planned, fixed = (Server(layer, hidden, target) for _ in range(2))
+    for server in (planned, fixed):
+        server.step([5, 9, 3])
+    lens = [query_len] * 3
+    padded = np.full((5 * query_len, H), np.nan, np.float32)
+    steps = decode_step(fixed, put(padded, target), 5, query_len)
+    for _ in range(2):
+        plan = fixed.plan(lens, decode_threshold=query_len)
+        padded[: 3 * query_len] = fixed.next_tokens(lens, plan)
+        step = steps.update(fixed.done, fixed.table)
+        assert step is steps.step
+        out = back(layer(put(padded, target), None, fixed.cache, step))
+        assert not out[3 * query_len :].any()
+        fixed.keep(lens, plan, out)
+        planned.step(lens, decode_threshold=query_len)
+    assert_close(fixed.results(), planned.results(), 3e-6)
+
+
+def test_decodes_in_fixed_memory_on_several_ranks():
+    module, settings, hidden, want = example()
+    parallel = ContextParallel(3, interleave=2, block_size=2)
+
+    def run(collective):
+        layer = layer_of(module, settings, context_parallel=parallel, collective=collective)
+        server = Server(layer, hidden, block_size=2, columns=48, blocks=96)
+        server.step([5, 9, 3])
+        steps = decode_step(server, None, 4, 2, parallel=parallel, rank=collective.rank)
+        plan = server.plan([2, 2, 2], decode_threshold=2)
+        padded = np.full((8, H), np.nan, np.float32)
+        padded[:6] = server.next_tokens([2, 2, 2], plan)
+        out = layer(padded, None, server.cache, steps.update(server.done, server.table))
+        assert not out[6:].any()
+        server.keep([2, 2, 2], plan, out)
+        return server.results()
+
+    for results in InProcess(3).run(run):
+        assert_close(results, [w[:n] for w, n in zip(want, (7, 11, 5))], 5e-6)
+
+
+def test_update_refuses_a_table_of_other_columns():
+    steps = DecodeSteps(2, columns=10, block_size=4)
+    with pytest.raises(ValueError, match="expected 10 columns"):
+        steps.update([3], TABLE[:, :9].copy())
+    with pytest.raises(ValueError, match="context_lens has 3 requests, room is 2"):
+        steps.update([1, 2, 3], TABLE)
+
+
+def captured(cupy, stream, call):
+    """`call`, run once and then captured on the stream: a graph."""
+    with stream:
+        call()
+        stream.synchronize()
+        stream.begin_capture()
+        try:
+            call()
+        finally:
+            graph = stream.end_capture()
+    return graph
+
+
+@pytest.mark.parametrize("target", TARGETS[2:])
+def test_a_captured_decode_takes_new_inputs_lengths_and_padding(target):
+    """Capture also shows that a step waits for nothing and allocates nothing."""
+    import cupy
+
+    module, settings, hidden, want = example()
+    layer = layer_of(module, settings, target)
+    server = Server(layer, hidden, target)
+    server.step([5, 9, 3])
+    like = put(np.zeros((4, H), np.float32), target)
+    out = put(np.full((4, H), np.nan, np.float32), target)
+    steps = decode_step(server, like, 4)
+    steps.update([], server.table)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    graph = on_stream(target, stream, lambda: layer(like, None, server.cache, steps.step, out=out))
+    allocations = layer.workspace.allocations
+    for lens in ([1, 1, 1], [1, 0, 1], [1, 1, 0]):
+        live = [request for request in range(3) if lens[request]]
+        plan = server.plan(lens)
+        padded = np.full((4, H), np.nan, np.float32)
+        padded[: len(live)] = server.next_tokens(lens, plan)
+        like[...] = put(padded, target)
+        steps.update([server.done[r] for r in live], np.ascontiguousarray(server.table[live]))
+        cupy.cuda.runtime.deviceSynchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        got = back(out)
+        assert not got[len(live) :].any()
+        server.keep(lens, plan, got)
+    assert layer.workspace.allocations == allocations
+    assert_close(server.results(), [w[:d] for w, d in zip(want, server.done)], 3e-6)
+
+
+def on_stream(target, stream, call):
+    import cupy
+
+    if target == "cupy":
+        return captured(cupy, stream, call)
+    import torch
+
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
+        return captured(cupy, stream, call)
+
+
+@pytest.mark.parametrize("target", TARGETS[2:])
+def test_a_captured_prefill_waits_for_nothing(target):
+    import cupy
+
+    module, settings, hidden, want = example()
+    layer = layer_of(module, settings, target)
+    server = Server(layer, hidden, target, workspace_rows=8)
+    server.step([5, 9, 3])
+    lens = [6, 20, 4]
+    plan = server.plan(lens)
+    new = put(server.next_tokens(lens, plan), target)
+    step, out = prepare(plan, like=new), put(np.full((30, H), np.nan, np.float32), target)
+    cupy.cuda.runtime.deviceSynchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    graph = on_stream(target, stream, lambda: layer(new, None, server.cache, step, out=out))
+    out[...] = np.nan
+    cupy.cuda.runtime.deviceSynchronize()
+    graph.launch(stream)
+    stream.synchronize()
+    server.keep(lens, plan, back(out))
+    assert_close(server.results(), want, 3e-6)
+
+
+def memory(target):
+    """Bytes that CuPy and torch have from the driver, and hold."""
+    if target not in ("cupy", "torch_cuda"):
+        return ()
+    import cupy
+    import torch
+
+    pool = cupy.get_default_memory_pool()
+    return pool.total_bytes(), pool.used_bytes(), torch.cuda.memory_allocated()
+
+
+@targets
+def test_a_second_step_allocates_nothing(target):
+    module, settings, hidden, _ = example()
+    layer = layer_of(module, settings, target)
+    server = Server(layer, hidden, target, workspace_rows=8)
+    server.step([5, 9, 3])
+    plan = server.plan([6, 20, 1])
+    new = put(server.next_tokens([6, 20, 1], plan), target)
+    step, out = prepare(plan, like=new), put(np.empty((27, H), np.float32), target)
+    held = []
+    for _ in range(3):
+        layer(new, None, server.cache, step, out=out)
+        held.append((layer.workspace.allocations, layer.workspace.nbytes, *memory(target)))
+    assert held[1:] == held[:-1]
+    assert held[0][0] > 5
+
+
+@pytest.mark.parametrize("target", ["numpy", pytest.param("cupy", marks=on_gpu)])
+def test_nothing_of_an_earlier_step_matters(target):
+    """Workspace arrays full of NaN give the same results."""
+    module, settings, hidden, want = example()
+    layer = layer_of(module, settings, target)
+    server = Server(layer, hidden, target, workspace_rows=8)
+    for lens in ([5, 9, 3], [3, 1, 3], [1, 1, 1], [2, 17, 0], [0, 1, 0]):
+        for adopted, _ in layer.workspace._blocks.values():
+            adopted[...] = 0xFF
+        server.step(lens)
+    assert server.done == [len(one) for one in hidden]
+    assert_close(server.results(), want, 3e-6)
+
+
+@targets
+def test_a_step_serves_many_layers_and_a_shared_workspace(target):
+    _, settings, hidden, _ = example()
+    modules = [attention_module(settings, seed=seed) for seed in (0, 8)]
+    first = layer_of(modules[0], settings, target)
+    shared = [first, layer_of(modules[1], settings, target, workspace=first.workspace)]
+    alone = [layer_of(module, settings, target) for module in modules]
+    outs = []
+    for layers in (shared, alone):
+        servers = [Server(layer, hidden, target, workspace_rows=8) for layer in layers]
+        for server in servers:
+            server.step([5, 9, 3])
+        plan = servers[0].plan([6, 20, 4])
+        x = put(servers[0].next_tokens([6, 20, 4], plan), target)
+        step = prepare(plan, like=x)
+        for layer, server in zip(layers, servers):
+            with unchanged(x):
+                y = layer(x, None, server.cache, step)
+            x = y
+        outs.append(back(x))
+    assert np.array_equal(*outs)
+    assert shared[0].workspace is shared[1].workspace
+
+
+def test_everything_at_once_needs_no_context_arrays():
+    """Without context there is neither gather nor merge nor an LSE."""
+    module, settings, hidden, want = example()
+    layer = layer_of(module, settings)
+    stages = []
+    layer.on_stage = stages.append
+    server = Server(layer, hidden)
+    at_once(server)
+    assert_close(server.results(), want, 3e-6)
+    assert {"gather", "merge", "concat"}.isdisjoint(stages)
+    assert not {"lse", "context"} & {name for _, name in layer.workspace._blocks}
