@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
 
 from experiments import plots
+from experiments.layer_contenders import LAYER
 from experiments.layer_rows import LayerRow
 from experiments.layer_stages import ATTENTION_AND_GEMMS, STAGES
+from experiments.tables import number
 
 
 def plot(rows: Sequence[LayerRow], folder: Path) -> list[Path]:
-    """PNG files in `folder`; those of times only where there are any."""
-    made = plots.plot(rows, folder)
+    """PNG files in `folder`; those of times only where there are any. Swaps have their own."""
+    swaps = [row for row in rows if row.variant.startswith(f"{LAYER}[")]
+    cases = {row.case for row in swaps}
+    beside = [row for row in rows if row in swaps or (row.variant == LAYER and row.case in cases)]
+    made = plots.plot([row for row in rows if row not in swaps], folder)
+    if swaps:
+        made += plots.plot([replace(row, op="layer_swaps") for row in beside], folder)
     staged = [row for row in rows if row.stages_us]
     if staged:
         path = folder / "layer_stages.png"
@@ -30,16 +38,17 @@ def _stages(rows: Sequence[LayerRow]) -> Figure:
     Attention and GEMMs are plain, what is around them is hatched.
     """
     figure = Figure(figsize=(13, 1.8 + 0.24 * len(rows)), layout="constrained")
-    shares, times = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
+    axes = figure.subplots()
     colors = matplotlib.colormaps["tab20"].colors
     totals = [sum(row.stages_us.values()) for row in rows]
-    present = [stage for stage in STAGES if any(stage in row.stages_us for row in rows)]
     left = [0.0] * len(rows)
-    for stage in present:
-        widths = [100 * row.stages_us.get(stage, 0.0) / sum for row, sum in zip(rows, totals)]
-        shares.barh(
+    for stage in STAGES:
+        if not any(stage in row.stages_us for row in rows):
+            continue
+        shares = [100 * row.stages_us.get(stage, 0.0) / all_us for row, all_us in zip(rows, totals)]
+        axes.barh(
             range(len(rows)),
-            widths,
+            shares,
             left=left,
             label=stage,
             color=colors[STAGES.index(stage)],
@@ -47,15 +56,13 @@ def _stages(rows: Sequence[LayerRow]) -> Figure:
             edgecolor="white",
             linewidth=0.3,
         )
-        left = [start + width for start, width in zip(left, widths)]
-    times.barh(range(len(rows)), totals, color="#999999")
-    times.set_xscale("log")
-    times.set_xlabel("sum of stages, us")
-    shares.set_xlabel("% of the step; hatched: neither attention nor GEMM")
-    labels = [f"{row.case}\n{row.variant}" for row in rows]
-    shares.set_yticks(range(len(rows)), labels, fontsize=6)
-    shares.set_ylim(len(rows) - 0.5, -0.5)
-    times.legend(*shares.get_legend_handles_labels(), fontsize=7, loc="center left",
-                 bbox_to_anchor=(1.01, 0.5))  # fmt: skip
+        left = [start + share for start, share in zip(left, shares)]
+    for place, total in enumerate(totals):
+        axes.text(100.5, place, f"{number(total)} us", fontsize=7, va="center")
+    axes.set_xlim(0, 108)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel("% of the step; hatched: neither attention nor GEMM")
+    axes.set_yticks(range(len(rows)), [f"{row.case}\n{row.variant}" for row in rows], fontsize=6)
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
     figure.suptitle("stages of the layer, medians of eager steps on one stream")
     return figure

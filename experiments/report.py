@@ -20,7 +20,7 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
 tr.WRONG, tr.ERROR { background: #fbe3e4 } tr.UNAVAILABLE { color: #999 }
 img { max-width: 100% } h3 { font-size: 14px; margin-bottom: 0 } code, pre { font-size: 12px }
 """
-_PICTURES = ("times", "stages", "correctness")
+_PICTURES = ("times", "stages", "swaps_times", "correctness", "swaps_correctness")
 
 
 @dataclass(frozen=True)
