@@ -31,6 +31,7 @@ GPU_COLUMNS = (
     Column("% att.\n+GEMM", lambda row: number(row.attention_and_gemm_percent)),
     Column("eager\ncall us", lambda row: number(row.eager_launch_us)),
     Column("own\nMB", lambda row: number(_megabytes(row))),
+    Column("L2", lambda row: row.l2 or ""),
     Column("by", lambda row: row.method or ""),
 )
 CPU_COLUMNS = (
