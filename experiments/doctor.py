@@ -21,9 +21,8 @@ import typer
 from experiments.cli import run_as_script, say
 from experiments.fingerprint import driver_version, package_version
 from sandbox import arrays
-from sandbox.kernels import OPS, numba_target
+from sandbox.kernels import OPS, cublas, numba_target
 from sandbox.kernels.cuda import cache, device_info, host_runner, no_device_reason, nvrtc, source
-from sandbox.layers import cublas
 
 STYLES = {"ok": "", "missing": "yellow", "clash": "bold red", "broken": "bold red"}
 

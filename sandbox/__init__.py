@@ -24,6 +24,7 @@ _HOMES = {
         "decode_attention",
         "dequantize_context",
         "gather",
+        "linear",
         "lse_merge",
         "lse_merge_k",
         "prefill_attention",

@@ -9,6 +9,7 @@ from sandbox.kernels.concat_insert import (
     concat_insert_prefill_fp8,
 )
 from sandbox.kernels.gather import dequantize_context, gather
+from sandbox.kernels.linear import linear
 from sandbox.kernels.lse_merge import lse_merge, lse_merge_k
 from sandbox.kernels.op import OPS, Unavailable
 from sandbox.kernels.quantise import quantise_groups, quantise_nvfp4, quantise_static
@@ -27,6 +28,7 @@ __all__ = [
     "decode_attention",
     "dequantize_context",
     "gather",
+    "linear",
     "lse_merge",
     "lse_merge_k",
     "prefill_attention",

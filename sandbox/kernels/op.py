@@ -272,7 +272,7 @@ class Op:
             self._discovered = True
             package = importlib.import_module(f"sandbox.kernels.{self.family}")
             for module in pkgutil.iter_modules(package.__path__):
-                if module.name.startswith(("raw_", "numba_", "torch_")):
+                if module.name.startswith(("raw_", "numba_", "torch_", "blas_")):
                     importlib.import_module(f"{package.__name__}.{module.name}")
         return self._variants
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from sandbox.kernels import concat_insert_decode
+from sandbox.kernels.products import matmul
 from sandbox.layers import context_parallel
-from sandbox.layers.gemm import matmul
 from sandbox.layers.latent_attention import attend
 from sandbox.layers.run import Run, Tokens, by_head
 from sandbox.layers.step import DecodeInputs

@@ -17,7 +17,6 @@ from sandbox.kernels.rms_norm import rms_norm
 from sandbox.layers import output
 from sandbox.layers.collectives import Alone, Collective
 from sandbox.layers.decode import decode
-from sandbox.layers.gemm import linear
 from sandbox.layers.model_config import NORM_EPS
 from sandbox.layers.prefill import prefill
 from sandbox.layers.rope import Rope, half_split_to_interleaved
@@ -283,13 +282,13 @@ class MLALayer:
         source, weight = run.hidden[:tokens], weights.q_proj
         if dims.q_lora_rank is not None:
             q_c = run.array("q_c", tokens, dims.q_lora_rank)
-            linear(source, weights.q_a_proj, q_c, weights.q_a_bias)
+            run.project(source, weights.q_a_proj, q_c, weights.q_a_bias)
             run.stage("norm")
             run.op(rms_norm, q_c, weights.q_a_layernorm, eps=self.eps, out=q_c)
             run.stage("projections")
             source, weight = q_c, weights.q_b_proj
         q = run.array("q", tokens, dims.N * dims.qk_head_dim)
-        linear(source, weight, q)
+        run.project(source, weight, q)
         return q.reshape(tokens, dims.N, dims.qk_head_dim)
 
     def _latent(self, run: Run) -> tuple[Any, Any]:
@@ -297,7 +296,7 @@ class MLALayer:
         dims, weights, tokens = self.dims, self.weights, run.num_tokens
         run.stage("projections")
         latent = run.array("kv_a", tokens, dims.E)
-        linear(run.hidden[:tokens], weights.kv_a_proj, latent, weights.kv_a_bias)
+        run.project(run.hidden[:tokens], weights.kv_a_proj, latent, weights.kv_a_bias)
         kv_c = latent[:, : dims.L]
         run.stage("norm")
         run.op(rms_norm, kv_c, weights.kv_a_layernorm, eps=self.eps, out=kv_c)

@@ -11,7 +11,6 @@ import numpy as np
 from sandbox.dims import MLADims
 from sandbox.kernels import quantise_groups, quantise_nvfp4, quantise_static, sigmoid_gate
 from sandbox.kernels.quantise import dequantise_groups, dequantise_nvfp4, dequantise_static
-from sandbox.layers.gemm import linear
 from sandbox.layers.run import Run
 from sandbox.layers.step import DecodeInputs
 from sandbox.layers.workspace import capturing
@@ -67,7 +66,7 @@ def start_gate(run: Run) -> Callable[[], Any]:
     gate = run.array("gate", tokens, layer.dims.N * layer.dims.V)
 
     def compute() -> Any:
-        linear(run.hidden[:tokens], layer.weights.g_proj, gate)
+        run.project(run.hidden[:tokens], layer.weights.g_proj, gate)
         return gate
 
     return run.beside(compute)
@@ -140,7 +139,7 @@ def project(run: Run, attended: Any, out: Any) -> None:
             )
         attended[...] = _restored(_quantise(run, attended, run.array)).astype(attended.dtype)
     run.stage("output projection")
-    linear(attended, layer.weights.o_proj, out, layer.weights.o_bias)
+    run.project(attended, layer.weights.o_proj, out, layer.weights.o_bias)
     decode = run.step.decode
     if layer.weights.o_bias is not None and decode is not None and decode.padding is not None:
         _clear_padding(run, decode, out)

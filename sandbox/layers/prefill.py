@@ -16,7 +16,6 @@ from sandbox.kernels import (
     prefill_attention,
 )
 from sandbox.layers import context_parallel
-from sandbox.layers.gemm import linear
 from sandbox.layers.run import Run, Tokens
 from sandbox.layers.step import ContextChunk, PrefillInputs
 
@@ -44,7 +43,7 @@ def _up_projected(run: Run, kv_c: Any) -> tuple[Any, Any]:
     dims = run.layer.dims
     run.stage("up-projection")
     kv = run.array("kv", len(kv_c), dims.N * (dims.P + dims.V))
-    linear(kv_c, run.layer.weights.kv_b_proj, kv)
+    run.project(kv_c, run.layer.weights.kv_b_proj, kv)
     kv = kv.reshape(len(kv_c), dims.N, dims.P + dims.V)
     return kv[..., : dims.P], kv[..., dims.P :]
 

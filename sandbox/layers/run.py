@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sandbox import arrays
+from sandbox.kernels.linear import linear
 from sandbox.layers.step import Step
 
 if TYPE_CHECKING:
@@ -79,6 +80,11 @@ class Run:
     def op(self, op: Op, *args: Any, **kwargs: Any) -> Any:
         """Run an op with the variant that the layer was told to use."""
         return op(*args, variant=self.layer.variants.get(op.name, "auto"), **kwargs)
+
+    def project(self, x: Any, weight: Any, out: Any, bias: Any = None) -> None:
+        """`linear`; of itself NumPy's on a CPU, where the oracle's float64 takes long."""
+        own = "blas" if self.kind.gpu is None else "auto"
+        linear(x, weight, bias=bias, out=out, variant=self.layer.variants.get("linear", own))
 
     def beside(self, work: Callable[[], Any]) -> Callable[[], Any]:
         """Begin `work` on a second stream; what is returned brings its result to the caller's.

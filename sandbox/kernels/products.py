@@ -1,4 +1,4 @@
-"""Matrix products of the projections: cuBLAS on a GPU, NumPy in float32 on a CPU."""
+"""Matrix products: cuBLAS on a GPU, NumPy in float32 on a CPU."""
 
 from __future__ import annotations
 
@@ -6,21 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sandbox.layers import cublas
-
-
-def linear(x: Any, weight: Any, out: Any, bias: Any = None) -> None:
-    """`out = x @ weight.T + bias`, summed in float32 and rounded once.
-
-    Args:
-        x: `[T, I]`, float32, float16 or bfloat16; rows may be strided.
-        weight: `[O, I]` of that dtype, rows may be strided.
-        out: `[T, O]`, likewise.
-        bias: `[O]` or None.
-    """
-    if bias is not None:
-        out[...] = bias
-    matmul(x, weight.T, out, accumulate=bias is not None)
+from sandbox.kernels import cublas
 
 
 def matmul(a: Any, b: Any, out: Any, *, accumulate: bool = False) -> None:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from layer_models import back, on_gpu, put
 
 from sandbox.arrays import DTYPES
-from sandbox.layers import cublas
-from sandbox.layers.gemm import linear, matmul
+from sandbox.kernels import cublas, linear
+from sandbox.kernels.products import matmul
 
 PLACES = ["numpy", pytest.param("cupy", marks=on_gpu)]
 BOUNDS = {"float32": 3e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
@@ -42,12 +42,12 @@ def test_projections_of_columns_into_columns(place, dtype, tokens, rng):
     weight = drawn(rng, 29, 60, dtype=dtype, scale=0.2)
     target = put(np.full((tokens, 40), np.nan, DTYPES[dtype]), place)
     x, w, out = put(wide, place)[:, 3:40], put(weight, place)[:, 10:47], target[:, 5:34]
-    linear(x, w, out)
+    linear(x, w, out=out, variant="blas")
     want = wide[:, 3:40].astype(np.float64) @ weight[:, 10:47].astype(np.float64).T
     if tokens:
         check(out, want, dtype)
     bias = drawn(rng, 29, dtype=dtype)
-    linear(x, w, out, put(bias, place))
+    linear(x, w, bias=put(bias, place), out=out, variant="blas")
     if tokens:
         check(out, want + bias.astype(np.float64), dtype)
         assert np.isnan(back(target)[:, :5].astype(np.float32)).all()
@@ -103,9 +103,9 @@ def test_products_are_captured_and_replayed(rng):
     x, w = put(drawn(rng, 3, 37), "cupy"), put(drawn(rng, 29, 37), "cupy")
     out = cupy.empty((3, 29), np.float32)
     with cupy.cuda.Stream(non_blocking=True) as stream:
-        linear(x, w, out)
+        linear(x, w, out=out, variant="blas")
         stream.begin_capture()
-        linear(x, w, out)
+        linear(x, w, out=out, variant="blas")
         graph = stream.end_capture()
         x *= 2
         out[...] = np.nan

@@ -74,7 +74,7 @@ def _layout(array: Any) -> tuple[int, bool]:
 
 
 def product(a: Any, b: Any, out: Any, accumulate: bool) -> None:
-    """`out = a @ b`, or `out += a @ b`, of CuPy arrays as `gemm.matmul` has them.
+    """`out = a @ b`, or `out += a @ b`, of CuPy arrays as `products.matmul` has them.
 
     Raises:
         RuntimeError: cuBLAS refuses, with its status.
