@@ -234,7 +234,7 @@ def test_kernels_are_single_precision_and_need_no_stack():
         *("concat_insert:-short", "concat_insert:fp8_e4m3", "concat_insert:fp8_ds_mla"),
         *("concat_insert:int4_per_token", "concat_insert_prefill:-short"),
         *("concat_insert_prefill_fp8:fp8_e4m3", "concat_insert_decode:fp8_query"),
-        *("gather:", "lse_merge:", "lse_merge_k:", "prefill_attention:-ragged"),
+        *("gather:", "linear:", "lse_merge:", "lse_merge_k:", "prefill_attention:-ragged"),
         *("prefill_attention:fp8", "decode_attention:tree", "decode_attention:topk"),
         *("decode_attention:fp8_ds_mla", "decode_attention:int4_per_token"),
         *("quantise_static:", "quantise_groups:", "quantise_nvfp4:"),
