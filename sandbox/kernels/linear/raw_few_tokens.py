@@ -1,40 +1,57 @@
 from pathlib import Path
 from typing import Any
 
+from sandbox import arrays
 from sandbox.kernels.concat_insert.launch import widest_vector
 from sandbox.kernels.cuda import CudaKernel
+from sandbox.kernels.cuda.device import device_info
 from sandbox.kernels.linear import linear
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "linear_few_tokens", overlap=True)
 THREADS = 256
-MOST_TOKENS = 4
-VECTORS_A_LANE = 8
-"""Of a weight's row, or fewer, while a block has threads enough."""
+"""Of a block, or as many as share a row, if that is more."""
+MOST_TOKENS = 2
+FEW_VECTORS, MOST_VECTORS = 4, 8
+"""That a thread keeps of each token and has on the way of a row, as long as there are threads."""
+MOST_LANES = 512
+HOST_BLOCKS = 5
+"""On the host, few enough for rows to follow each other."""
 
 
-def _unsuitable(x: Any, weight: Any, out: Any, **others: Any) -> str | None:
-    if x.shape[0] > MOST_TOKENS:
-        return f"takes up to {MOST_TOKENS} tokens, not {x.shape[0]}"
-    if widest_vector(x, weight) < 4:
-        return "rows of x and weight are not at multiples of 4 bytes"
+def lanes_for(vectors: int) -> int:
+    """Threads that share a row of so many vectors."""
+    lanes = 32
+    while lanes < MOST_LANES and lanes * FEW_VECTORS < vectors:
+        lanes *= 2
+    return lanes
+
+
+def _unsuitable(x: Any, weight: Any, **others: Any) -> str | None:
+    tokens, columns = x.shape
+    if tokens > MOST_TOKENS:
+        return f"takes up to {MOST_TOKENS} tokens, not {tokens}"
+    vector = widest_vector(x, weight)
+    if columns * x.dtype.itemsize > MOST_LANES * MOST_VECTORS * vector:
+        return f"rows of {columns} elements, {vector} bytes at a time, are too long for a block"
     return None
 
 
 @linear.variant("raw_few_tokens", kind="cuda", supports=_unsuitable, preference=40)
 def raw_few_tokens(x: Any, weight: Any, bias: Any, out: Any) -> None:
-    """For up to 4 tokens: rows of the weight go by once, prefetched while the kernel ahead ends."""
+    """For one or two tokens, which stay in registers: rows of the weight go by, once each."""
     (tokens, columns), outputs = x.shape, weight.shape[0]
     if tokens == 0:
         return
     item, vector = x.dtype.itemsize, widest_vector(x, weight)
-    lanes = 32
-    while lanes < THREADS and columns * item > VECTORS_A_LANE * lanes * vector:
-        lanes *= 2
-    at_once = 1 << (tokens - 1).bit_length()
-    rows = max(2, at_once)
+    vectors = columns * item // vector
+    lanes = lanes_for(vectors)
+    threads = max(THREADS, lanes)
+    resident = 1 if threads > THREADS else 4 - tokens
+    device = device_info() if arrays.is_gpu(x) else None
+    blocks = device.sms * max(2, resident) if device else HOST_BLOCKS
     KERNEL(
-        -(-outputs // (rows * (THREADS // lanes))),
-        THREADS,
+        min(blocks, -(-outputs // (threads // lanes))),
+        threads,
         x,
         x.strides[0] // item,
         weight,
@@ -48,9 +65,10 @@ def raw_few_tokens(x: Any, weight: Any, bias: Any, out: Any) -> None:
         macros={
             "ELEMENT": x.dtype,
             "VECTOR": vector,
-            "TOKENS": at_once,
-            "ROWS": rows,
+            "TOKENS": tokens,
             "LANES": lanes,
-            "THREADS": THREADS,
+            "PER_LANE": -(-vectors // lanes),
+            "THREADS": threads,
+            "RESIDENT": resident,
         },
     )
