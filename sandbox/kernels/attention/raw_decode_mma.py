@@ -30,7 +30,9 @@ OVERHEAD = 4
 """Tiles of keys that take as long as loading a sequence's queries and writing its results."""
 MERGE_THREADS = 128
 FEW_ROWS = 2048
-"""Up to so many are merged by all threads of a block each, more by a warp each."""
+"""Up to so many are merged by a block each, more by a warp each."""
+MERGE_TEAMS = 4
+"""Of such a block; one where results must not depend on how many rows there are."""
 HOST_SMS = 4
 """On the host shares are as many as if there were so many SMs, whatever its cores."""
 RESULT_REGISTERS = 128
@@ -170,6 +172,10 @@ def cut_for(arguments: Mapping[str, Any], shape: Shape, sequences: int, row_bloc
         return Cut("SPLITS", parts, splits, splits, parts * (splits > 1))
     device = device_info() if arrays.is_gpu(arguments["q"]) else None
     groups = max(1, (device.sms if device else HOST_SMS) // row_blocks)
+    work = sequences * (-(-_longest(arguments) // shape.tokens) + OVERHEAD)
+    groups = -(
+        -work // -(-work // groups)
+    )  # those that have a share, at the most work there can be
     return Cut("SHARES", groups, 0, 0, 2 * groups)
 
 
@@ -244,10 +250,12 @@ def raw_mma(**arguments: Any) -> None:
         shared_bytes=shared_bytes,
     )
     if cut.slots:
-        threads = MERGE_THREADS if sequences * rows <= FEW_ROWS else 32
+        few = sequences * rows <= FEW_ROWS
+        threads = MERGE_THREADS if few else 32
+        teams = MERGE_TEAMS if few and not arguments["deterministic"] else 1
         MERGE(
             -(-sequences * rows * threads // MERGE_THREADS),
-            MERGE_THREADS,
+            MERGE_THREADS * teams,
             partials,
             partial_lses,
             parts,
@@ -260,8 +268,9 @@ def raw_mma(**arguments: Any) -> None:
                 "LATENT": latent,
                 "HEADS": heads,
                 "SEQUENCES_A_REQUEST": 1 if indices is None else tokens,
-                "THREADS": MERGE_THREADS,
+                "THREADS": MERGE_THREADS * teams,
                 "THREADS_A_ROW": threads,
+                "TEAMS": teams,
             },
         )
     if arguments["key_mass"] is not None:
