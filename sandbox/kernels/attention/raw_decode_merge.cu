@@ -34,7 +34,7 @@ struct State {
 __device__ __forceinline__ void merge_teams(State& state, int team) {
   if constexpr (TEAMS > 1) {
     __shared__ float tops[TEAMS], totals[TEAMS];
-    __shared__ float4 sums[TEAMS - 1][CHUNKS][THREADS_A_ROW];
+    __shared__ float4 sums[TEAMS > 1 ? TEAMS - 1 : 1][CHUNKS][THREADS_A_ROW];
     const int thread = threadIdx.x % THREADS_A_ROW;
     if (thread == 0) tops[team] = state.top, totals[team] = state.total;
     if (team > 0) {
