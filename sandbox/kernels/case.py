@@ -24,6 +24,11 @@ class Workload:
     context_lens: tuple[int, ...]
     query_lens: tuple[int, ...]
 
+    @classmethod
+    def of_tokens(cls, count: int) -> Workload:
+        """One request of `count` new tokens, for ops that know of no context."""
+        return cls(f"{count}tokens", (0,), (count,))
+
     @property
     def context_tokens(self) -> int:
         return sum(self.context_lens)

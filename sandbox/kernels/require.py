@@ -12,6 +12,9 @@ import numpy as np
 
 from sandbox import arrays
 
+FLOATS = tuple(arrays.DTYPES[name] for name in ("float32", "float16", "bfloat16"))
+"""Element types of the ops' numbers."""
+
 
 def array(value: Any, name: str, *axes: str) -> None:
     """An array with one axis for each name in `axes`."""

@@ -6,13 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from sandbox import arrays
 from sandbox.kernels import cache_arguments, require
 from sandbox.kernels.concat_context import cases, reference
 from sandbox.kernels.concat_insert.checks import apart, output_rows
 from sandbox.kernels.op import Output, operation
-
-VALUES = tuple(arrays.DTYPES[name] for name in ("float32", "float16", "bfloat16"))
 
 
 def _check_values(k_descale: Any = None, v_descale: Any = None, **_: Any) -> None:
@@ -29,7 +26,7 @@ def _check_heads(value: Any, name: str, width: str) -> None:
 def _check_keys(k_nope: Any, k_pe: Any) -> Any:
     """Check the parts of the keys; returns `k_pe` as `[T, R]` whatever form it came in."""
     _check_heads(k_nope, "k_nope", "P")
-    require.dtype(k_nope, "k_nope", *VALUES)
+    require.dtype(k_nope, "k_nope", *require.FLOATS)
     k_pe = k_nope[:, 0, :0] if k_pe is None else k_pe
     if getattr(k_pe, "ndim", 2) == 3:
         require.array(k_pe, "k_pe", "tokens", "1", "R")

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sandbox import arrays
 from sandbox.kernels import require
 from sandbox.kernels.linear import cases, reference
 from sandbox.kernels.op import Output, operation
-
-DTYPES = tuple(arrays.DTYPES[name] for name in ("float32", "float16", "bfloat16"))
 
 
 @operation(
@@ -42,7 +39,7 @@ def linear(x: Any, weight: Any, *, bias: Any = None, out: Any = None) -> dict[st
             shares memory with another array; nothing has been launched.
     """
     require.array(x, "x", "tokens", "I")
-    require.dtype(x, "x", *DTYPES)
+    require.dtype(x, "x", *require.FLOATS)
     require.strided_rows(x, "x")
     require.array(weight, "weight", "O", "I")
     require.same_dtype(weight, "weight", x, "x")

@@ -12,6 +12,7 @@ from sandbox.kernels import case as c
 from sandbox.kernels.case import Case, Workload
 from sandbox.kernels.op import Cost, Tolerance
 
+tokens = Workload.of_tokens
 ODD = MLADims(3, 57, 43, 25, 6, 17, q_lora_rank=21)
 """No width is a multiple of 2."""
 
@@ -53,10 +54,6 @@ def make_inputs(case: Case, xp: Any) -> dict[str, Any]:
     return inputs
 
 
-def tokens(count: int) -> Workload:
-    return Workload(f"{count}tokens", (0,), (count,))
-
-
 def cases(purpose: str) -> Iterable[Case]:
     return _conformance() if purpose == "conformance" else _compare()
 
@@ -66,14 +63,25 @@ def _conformance() -> Iterable[Case]:
     bf16 = c.dtypes("bfloat16")[0]
     for dtype in c.dtypes("float32", "float16", "bfloat16"):
         yield Case(tiny, "tiny", dtype, tokens(1), {"of": "q_b_proj"})
-        yield Case(tiny, "tiny", dtype, tokens(3), {"of": "o_proj", "views": True, "bias": True})
+        yield Case(
+            tiny,
+            "tiny",
+            dtype,
+            tokens(3),
+            {"of": "o_proj", "views": True, "bias": True},
+        )
         yield Case(ODD, "odd", dtype, tokens(2), {"of": "q_a_proj", "bias": True})
     for count in (0, 2, 4, 5):
         yield Case(tiny, "tiny", bf16, tokens(count), {"of": "kv_a_proj"})
     yield Case(tiny, "tiny", bf16, tokens(4), {"of": "kv_a_proj", "spoiled": True})
     for count in (1, 3):
         yield Case(
-            v3, "deepseek_v3", bf16, tokens(count), {"of": "kv_a_proj", "bias": True}, "large"
+            v3,
+            "deepseek_v3",
+            bf16,
+            tokens(count),
+            {"of": "kv_a_proj", "bias": True},
+            "large",
         )
 
 

@@ -6,19 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from sandbox import arrays
 from sandbox.kernels import cache_arguments, require
 from sandbox.kernels.lse import LAYOUTS, check_conventions, lse_shape
 from sandbox.kernels.lse_merge import cases, cases_k, reference
 from sandbox.kernels.op import Output, operation
 
 CODES = np.dtype(np.uint8)
-STATE_DTYPES = tuple(arrays.DTYPES[name] for name in ("float32", "float16", "bfloat16"))
 
 
 def _check_state(value: Any, name: str, *axes: str) -> None:
     require.array(value, name, *axes)
-    require.dtype(value, name, *STATE_DTYPES)
+    require.dtype(value, name, *require.FLOATS)
     require.strided_rows(value, name)
     if value.shape[-1] == 0:
         raise ValueError(f"{name} has shape {tuple(value.shape)}: V must be positive")
@@ -250,6 +248,6 @@ def _out_dtype(asked: Any, out: Any, partials: Any, scale: Any) -> np.dtype:
     if asked is None:
         if out is None:
             return partials.dtype
-        require.dtype(out, "out", *STATE_DTYPES)
+        require.dtype(out, "out", *require.FLOATS)
         return out.dtype
-    return require.named_dtype(asked, "out_dtype", STATE_DTYPES)
+    return require.named_dtype(asked, "out_dtype", require.FLOATS)

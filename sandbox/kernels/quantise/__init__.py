@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from sandbox import arrays
 from sandbox.kernels import cache_arguments, require
 from sandbox.kernels.op import Output, operation
 from sandbox.kernels.quantise import cases, reference
@@ -27,7 +26,6 @@ __all__ = [
 ]
 
 CODES, FLOAT32 = np.dtype(np.uint8), np.dtype(np.float32)
-VALUES = tuple(arrays.DTYPES[name] for name in ("float32", "float16", "bfloat16"))
 GROUP_STEP, LARGEST_GROUP = 8, 1024
 SCALE_ALIGNMENT = 16
 """Bytes that TMA wants the columns of a matrix to be a multiple of."""
@@ -36,7 +34,7 @@ SCALE_ALIGNMENT = 16
 def _check_x(x: Any) -> tuple[int, int]:
     """T and W."""
     require.array(x, "x", "tokens", "W")
-    require.dtype(x, "x", *VALUES)
+    require.dtype(x, "x", *require.FLOATS)
     require.strided_rows(x, "x")
     if x.shape[1] == 0:
         raise ValueError(f"x has shape {tuple(x.shape)}: W must be positive")

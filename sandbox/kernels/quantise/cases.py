@@ -14,6 +14,7 @@ from sandbox.kernels.case import Case, Workload
 from sandbox.kernels.op import Cost, Tolerance
 from sandbox.kernels.quantise.reference import BLOCK
 
+tokens = Workload.of_tokens
 ODD = MLADims(3, 56, 43, 25, 6, 17)
 """Rows of 51 values: accesses of one element."""
 WIDE_HEAD = MLADims(3, 56, 40, 24, 8, 128)
@@ -125,10 +126,6 @@ def _before(case: Case) -> int:
     return 1 if case.dims.V % 2 else 16
 
 
-def tokens(count: int) -> Workload:
-    return Workload(f"{count}tokens", (7,), (count,))
-
-
 def static_cases(purpose: str) -> Iterable[Case]:
     if purpose == "compare":
         return _compare()
@@ -176,7 +173,12 @@ def _compare(*large: dict[str, Any]) -> Iterable[Case]:
     v3 = PRESETS["deepseek_v3"]
     for count in (1, 128, 8192):
         yield Case(
-            v3, "deepseek_v3", bf16, tokens(count), options, "medium" if count <= 128 else "large"
+            v3,
+            "deepseek_v3",
+            bf16,
+            tokens(count),
+            options,
+            "medium" if count <= 128 else "large",
         )
     for others in large:
         yield Case(v3, "deepseek_v3", bf16, tokens(8192), options | others, "large")

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sandbox import arrays
 from sandbox.kernels import require
 from sandbox.kernels.op import Output, operation
 from sandbox.kernels.rms_norm import cases, reference
-
-DTYPES = tuple(arrays.DTYPES[name] for name in ("float32", "float16", "bfloat16"))
 
 
 @operation(
@@ -47,7 +44,7 @@ def rms_norm(x: Any, weight: Any, *, eps: float = 1e-6, out: Any = None) -> dict
             shares memory with an array that it is not; nothing has been launched.
     """
     require.array(x, "x", "tokens", "D")
-    require.dtype(x, "x", *DTYPES)
+    require.dtype(x, "x", *require.FLOATS)
     require.strided_rows(x, "x")
     if x.shape[1] == 0:
         raise ValueError(f"x has shape {tuple(x.shape)}: D must be positive")

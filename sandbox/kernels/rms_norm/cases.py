@@ -12,6 +12,7 @@ from sandbox.kernels import case as c
 from sandbox.kernels.case import Case, Workload
 from sandbox.kernels.op import Cost, Tolerance
 
+tokens = Workload.of_tokens
 ODD = MLADims(3, 56, 43, 25, 6, 17, q_lora_rank=21)
 """Rows of 43 elements at an odd place in rows of 70: accesses of one element."""
 
@@ -61,10 +62,6 @@ def _spoil(xp: Any, x: Any) -> None:
     x[3, 4] = -np.inf
     x[4] = (xp.sign(x[4].astype(np.float32)) * largest).astype(x.dtype)
     x[5] = (x[5].astype(np.float32) * 1e-3).astype(x.dtype)
-
-
-def tokens(count: int) -> Workload:
-    return Workload(f"{count}tokens", (0,), (count,))
 
 
 def cases(purpose: str) -> Iterable[Case]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sandbox import arrays
 from sandbox.kernels import require
 from sandbox.kernels.op import Output, operation
 from sandbox.kernels.sigmoid_gate import cases, reference
-
-DTYPES = tuple(arrays.DTYPES[name] for name in ("float32", "float16", "bfloat16"))
 
 
 @operation(
@@ -44,7 +41,7 @@ def sigmoid_gate(x: Any, gate: Any, *, out: Any = None) -> dict[str, Any]:
             shares memory with an array that it is not; nothing has been launched.
     """
     require.array(x, "x", "tokens", "W")
-    require.dtype(x, "x", *DTYPES)
+    require.dtype(x, "x", *require.FLOATS)
     require.strided_rows(x, "x")
     shape = tuple(x.shape)
     if shape[1] == 0:

@@ -12,6 +12,7 @@ from sandbox.kernels import case as c
 from sandbox.kernels.case import Case, Workload
 from sandbox.kernels.op import Cost, Tolerance
 
+tokens = Workload.of_tokens
 ODD = MLADims(3, 56, 40, 24, 8, 17)
 """Rows of 51 elements: accesses of one element."""
 
@@ -59,10 +60,6 @@ def _between(xp: Any, rows: Any, before: int, after: int) -> Any:
     view = wide[:, before : before + rows.shape[1]]
     view[...] = rows
     return view
-
-
-def tokens(count: int) -> Workload:
-    return Workload(f"{count}tokens", (0,), (count,))
 
 
 def cases(purpose: str) -> Iterable[Case]:
