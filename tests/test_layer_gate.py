@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 from few_lines import mla
-from layer_models import SCHEDULES, Server, assert_close, back, put, put_all, sequences, targets
+from layer_models import (
+    SCHEDULES,
+    TARGETS,
+    Server,
+    assert_close,
+    back,
+    put,
+    put_all,
+    sequences,
+    targets,
+)
 
 from sandbox import MLADims
 from sandbox.layers import MLALayer, Rope, random_weights
@@ -34,14 +44,13 @@ def test_few_lines_agree(target, name, schedule):
     assert_close(server.results(), want, 3e-6)
 
 
-@targets
-@pytest.mark.parametrize("overlap", [0, 512])
-def test_the_gate_may_run_beside_the_rest(target, overlap):
+@pytest.mark.parametrize("target", TARGETS[2:])
+def test_the_gate_may_run_beside_the_rest(target):
     dims, _ = MODELS["nope, gate"]
     weights = random_weights(dims, output_gate=True, seed=4)
     hidden = sequences()
     outputs = []
-    for tokens in (0, overlap):
+    for tokens in (0, 512):
         layer = MLALayer(dims, put_all(weights, target), output_gate=True, overlap_tokens=tokens)
         server = Server(layer, hidden, target)
         server.step([11, 29, 7])

@@ -15,14 +15,16 @@ from layer_models import (
     layer_of,
     on_gpu,
     put,
+    sequences,
     targets,
     unchanged,
 )
 
 from sandbox.layers import DecodeSteps, InProcess, prepare
-from sandbox.planner import ContextParallel, plan_step
+from sandbox.planner import ContextParallel, RowPadding, plan_step
 
 TABLE = np.arange(40, dtype=np.int32).reshape(4, 10)
+ONE = ContextParallel(1, block_size=4)
 
 
 def test_decodes_of_different_lengths_are_padded_at_their_front():
@@ -64,10 +66,44 @@ def test_tree_masks_that_do_not_fit_are_refused():
         (plan_step([9], [0], TABLE[:1], 4, None), {}, "the step has no decodes"),
         (plan_step([2, 1], [5, 3], TABLE[:2], 4, None, decode_threshold=2), {}, "different"),
         (uniform, {"causal": False}, "causal is False"),
-        (uniform, {"parallel": ContextParallel(1, block_size=4)}, "spread"),
+        (plan_step([2], [5], TABLE[:1], 4, None, decode_threshold=2, parallel=ONE), {}, "spread"),
     ):
         with pytest.raises(ValueError, match=reason):
             prepare(plan, tree_mask=mask, **options)
+    with pytest.raises(TypeError, match="tree_mask is int64"):
+        prepare(uniform, tree_mask=mask.astype(np.int64))
+    with pytest.raises(ValueError, match=r"tree_mask has shape \(1, 2, 1\)"):
+        prepare(uniform, tree_mask=mask[:1])
+
+
+def test_a_plan_that_pads_contexts_is_refused():
+    plan = plan_step([2], [5], TABLE[:1], 4, None, padding=RowPadding(4, 4))
+    with pytest.raises(ValueError, match="plan pads contexts"):
+        prepare(plan)
+
+
+def test_very_different_decodes_are_taken_one_by_one():
+    """One long block of speculated tokens does not make room for as many of each request."""
+    plan = plan_step([1, 9, 0, 1], [5, 4, 7, 0], TABLE, 4, None, decode_threshold=9)
+    inputs = prepare(plan).decode
+    assert (inputs.tokens, inputs.query_len, inputs.padded) == (11, 1, None)
+    assert inputs.seq_lens.tolist() == [6, *range(5, 14), 1]
+    assert inputs.block_table[:, 0].tolist() == [0, *[10] * 9, 30]
+    module, settings, hidden, want = example()
+    for causal in (True, False):
+        server = Server(layer_of(module, settings), hidden)
+        server.step([3, 4, 2])
+        plan = server.plan([1, 9, 1], decode_threshold=9)
+        step = prepare(plan, causal=causal)
+        out = server.layer(server.next_tokens([1, 9, 1], plan), None, server.cache, step)
+        server.keep([1, 9, 1], plan, out)
+        expected = [w[:d] for w, d in zip(want, server.done)]
+        if causal:
+            assert_close(server.results(), expected, 3e-6)
+        else:
+            got = server.results()
+            assert_close([got[1][-1:]], [expected[1][-1:]], 3e-6)
+            assert np.abs(got[1][-2] - expected[1][-2]).max() > 1e-3
 
 
 def test_a_tree_decides_what_new_tokens_see():
@@ -145,6 +181,68 @@ def test_decodes_in_fixed_memory_on_several_ranks():
 
     for results in InProcess(3).run(run):
         assert_close(results, [w[:n] for w, n in zip(want, (7, 11, 5))], 5e-6)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("combine", ["all_to_all", "reduce_scatter"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_fewer_requests_leave_nothing_of_those_before(ranks, combine, causal):
+    """Four requests, then one, then two: what is padding now is what the buffers held before."""
+    settings = config(attention_bias=True)
+    module, hidden = attention_module(settings), sequences((6, 7, 5, 9))
+    parallel = ContextParallel(ranks, interleave=2, block_size=2) if ranks > 1 else None
+    block_size = 2 if parallel else 4
+
+    def run(collective):
+        spread = {}
+        if parallel:
+            spread = {"context_parallel": parallel, "collective": collective}
+            spread |= {"tp_rank": collective.rank, "tp_size": ranks, "cp_combine": combine}
+        layer = layer_of(module, settings, **spread)
+        options = {"block_size": block_size, "columns": 24, "blocks": 96}
+        fixed, planned = (Server(layer, hidden, **options) for _ in range(2))
+        rank = 0 if collective is None else collective.rank
+        steps = decode_step(fixed, None, 4, 2, parallel=parallel, rank=rank, causal=causal)
+        for server in (fixed, planned):
+            server.step([2, 3, 1, 5])
+        outs = []
+        for live in ([0, 1, 2, 3], [2], [0, 3]):
+            lens = [2 if request in live else 0 for request in range(4)]
+            plan = planned.plan(lens, decode_threshold=2)
+            new = planned.next_tokens(lens, plan)
+            padded = np.full((8, H), np.inf, np.float32)
+            padded[: len(new)] = new
+            table = np.ascontiguousarray(fixed.table[live])
+            step = steps.update([fixed.done[request] for request in live], table)
+            out = layer(padded, None, fixed.cache, step)
+            assert not out[len(new) :].any()
+            want = layer(new, None, planned.cache, prepare(plan, causal=causal))
+            for request in live:
+                fixed.done[request] += 2
+                planned.done[request] += 2
+            outs.append((out[: len(new)], want))
+        return outs
+
+    for outs in InProcess(ranks).run(run) if ranks > 1 else [run(None)]:
+        for got, want in outs:
+            assert_close([got], [want], 3e-6)
+
+
+def test_update_refuses_what_the_table_has_no_block_for():
+    for parallel in (None, ContextParallel(2, block_size=4)):
+        steps = DecodeSteps(1, columns=2, block_size=4, num_blocks=9, parallel=parallel)
+        far = 8 if parallel is None else 16
+        with pytest.raises(ValueError, match="no block"):
+            steps.update([far], np.array([[0, 1]], np.int32))
+        with pytest.raises(ValueError, match="no block"):
+            steps.update([0], np.array([[9, 1]], np.int32))
+    pair = ContextParallel(2, block_size=4)
+    with pytest.raises(ValueError, match="block_size is 8, but parallel's is 4"):
+        DecodeSteps(1, columns=2, block_size=8, parallel=pair)
+    with pytest.raises(ValueError, match="rank is 2"):
+        DecodeSteps(1, columns=2, block_size=4, parallel=pair, rank=2)
+    with pytest.raises(ValueError, match="columns is 0"):
+        DecodeSteps(1, columns=0, block_size=4)
 
 
 def test_update_refuses_a_table_of_other_columns():

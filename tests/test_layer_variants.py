@@ -18,6 +18,7 @@ USED = [
     "decode_attention",
     "rms_norm",
     "sigmoid_gate",
+    "linear",
 ]
 CODED = ["concat_insert_prefill_fp8", "concat_context_fp8"]
 BOUNDS = {"float32": 1e-5, "bfloat16": 0.06}
@@ -56,18 +57,23 @@ def serve(target, dtype, variants, coded=False, cache_format=None):
 
 
 def check(target, op, variant):
+    """Over a plain cache, and in 16 bits over a packed one; a simulated kernel over one of them."""
     coded = op in CODED
-    for dtype in ("float32", "bfloat16"):
-        for cache_format in (None, "fp8_e4m3"):
-            want = serve(target, dtype, {}, coded, cache_format)
-            try:
-                got = serve(target, dtype, {op: variant}, coded, cache_format)
-            except Unavailable as refusal:
-                reason = str(refusal)
-                continue
-            assert_close(got, want, 0.3 if coded or cache_format else BOUNDS[dtype])
+    problems = [("float32", None), ("bfloat16", "fp8_e4m3"), ("bfloat16", None)]
+    ran, reason = 0, ""
+    for dtype, cache_format in problems:
+        try:
+            got = serve(target, dtype, {op: variant}, coded, cache_format)
+        except Unavailable as refusal:
+            reason = str(refusal)
+            continue
+        want = serve(target, dtype, {}, coded, cache_format)
+        assert_close(got, want, 0.3 if coded or cache_format else BOUNDS[dtype])
+        ran += 1
+        if ran == 2 or (target == "numpy" and variant.startswith("numba")):
             return
-    pytest.skip(reason)
+    if not ran:
+        pytest.skip(reason)
 
 
 @pytest.mark.parametrize(("op", "variant"), [*choices(gpu=False)])

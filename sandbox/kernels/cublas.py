@@ -20,7 +20,8 @@ _COMPUTE_32F, _DEFAULT_ALGORITHM = 68, -1
 _NO_REDUCED_PRECISION_SUMS = 16
 _WORKSPACE_BYTES = 32 << 20  # what NVIDIA recommends for Hopper
 
-_handles = threading.local()
+# By thread, device and stream; numbers of threads that ended are given to later ones.
+_handles: dict[tuple[int, int, int], ctypes.c_void_p] = {}
 
 
 @functools.cache
@@ -49,10 +50,9 @@ def _call(name: str, *arguments: Any) -> None:
 
 def _handle(like: Any) -> ctypes.c_void_p:
     """The handle of the current thread, device and stream, made on first use."""
-    found: dict[tuple[int, int], ctypes.c_void_p] = _handles.__dict__.setdefault("found", {})
     stream = arrays.current_stream_pointer()
-    key = (like.data.device_id, stream)
-    if key not in found:
+    key = (threading.get_ident(), like.data.device_id, stream)
+    if key not in _handles:
         handle = ctypes.c_void_p()
         _call("cublasCreate_v2", ctypes.byref(handle))
         _call("cublasSetStream_v2", handle, ctypes.c_void_p(stream))
@@ -60,8 +60,8 @@ def _handle(like: Any) -> ctypes.c_void_p:
         pointer, size = ctypes.c_void_p(workspace.data.ptr), ctypes.c_size_t(_WORKSPACE_BYTES)
         _call("cublasSetWorkspace_v2", handle, pointer, size)
         _call("cublasSetMathMode", handle, _NO_REDUCED_PRECISION_SUMS)
-        found[key] = handle
-    return found[key]
+        _handles[key] = handle
+    return _handles[key]
 
 
 def _layout(array: Any) -> tuple[int, bool]:

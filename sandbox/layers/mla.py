@@ -11,17 +11,18 @@ import numpy as np
 from sandbox import arrays
 from sandbox.cache_formats import format_by_name
 from sandbox.dims import MLADims
-from sandbox.kernels import OPS, require
-from sandbox.kernels.attention import checks
+from sandbox.kernels import require
+from sandbox.kernels.attention import checks as attention_checks
 from sandbox.kernels.rms_norm import rms_norm
-from sandbox.layers import output
+from sandbox.layers import checks, output
 from sandbox.layers.collectives import Alone, Collective
 from sandbox.layers.decode import decode
 from sandbox.layers.model_config import NORM_EPS
 from sandbox.layers.prefill import prefill
+from sandbox.layers.prepare import prepare
 from sandbox.layers.rope import Rope, half_split_to_interleaved
 from sandbox.layers.run import Run, Tokens
-from sandbox.layers.step import Step, prepare
+from sandbox.layers.step import Step
 from sandbox.layers.weights import MLAWeights
 from sandbox.layers.workspace import Workspace
 from sandbox.planner import ContextParallel, Plan
@@ -31,12 +32,14 @@ class MLALayer:
     """Multi-head Latent Attention of one model layer on one rank.
 
     Prefills attend over full heads, in chunks of context; decodes over the latent itself, with the
-    up-projections absorbed into query and output. Tokens of decodes come first in a batch.
+    up-projections absorbed into query and output. Tokens of decodes come first in a batch: a plan
+    reorders requests, and `hidden[plan.order.tokens(query_lens)]` follows it. No gradients.
 
     Args:
         dims: of the whole model.
         weights: `MLAWeights`, or what `MLAWeights.load` takes: a torch module or state dict, or any
             mapping with Hugging Face's names, or safetensors files.
+        prefix: of the layer's names in what is loaded, such as `model.layers.3.self_attn`.
         cache_format: name of the cache's format; None is the plain one of the weights' dtype.
         k_scale: descale of `fp8_e4m3` and `fp8_e5m2` caches, a number or an array of one element,
             which may change between replays of a graph.
@@ -54,20 +57,22 @@ class MLALayer:
             one element.
         prefill_descales: of q, k and v; prefills then attend with E4M3 codes.
         decode_q_descale: of the queries; decodes then attend with E4M3 queries.
-        deterministic: decodes whose bits do not depend on the rest of the batch.
+        deterministic: attention of decodes whose bits do not depend on the rest of the batch; those
+            of the products before and after may.
         variants: names of ops and of the variants to run them with; the others choose for
             themselves.
         tp_rank, tp_size: which heads are this rank's. The ranks' results sum to the whole.
         context_parallel: how contexts are spread over the ranks of `collective`.
         collective: how these ranks talk; None is a rank alone.
-        cp_heads: `"sharded"` if each of these ranks has heads of its own, `"replicated"` if all
-            have the same; None is by `tp_size`.
+        cp_heads: `"sharded"` if each rank of `collective` has heads of its own, `"replicated"` if
+            all have the same, so the same `tp_rank`; None is by `tp_size`.
         cp_combine: `"all_to_all"` or `"reduce_scatter"`: how sharded heads are brought together.
         workspace: memory for intermediate arrays, to be shared with other layers; None is its own.
 
     Attributes:
         w_uk, w_uv: `[N, P, L]` and `[N, V, L]`, the halves of `kv_b_proj` that decodes absorb.
-        on_stage: called with a stage's name when the stage begins to be queued; for timing.
+        on_stage: None, or called with a stage's name when the stage begins to be queued, for
+            timing; it must not call a layer with the same workspace.
 
     Raises:
         TypeError, ValueError: weights that are missing, unknown or misshapen, or arguments that do
@@ -79,6 +84,7 @@ class MLALayer:
         dims: MLADims,
         weights: Any,
         *,
+        prefix: str = "",
         cache_format: str | None = None,
         k_scale: Any = None,
         tile_scale: str | None = None,
@@ -103,48 +109,51 @@ class MLALayer:
     ) -> None:
         if not isinstance(weights, MLAWeights):
             weights = MLAWeights.load(
-                weights, dims, output_gate=output_gate, tp_rank=tp_rank, tp_size=tp_size
-            )
-        elif (weights.tp_rank, weights.tp_size) != (tp_rank, tp_size):
-            raise ValueError(
-                f"weights are those of rank {weights.tp_rank} of {weights.tp_size}, but tp_rank is "
-                f"{tp_rank} and tp_size {tp_size}"
-            )
-        if output_gate and weights.g_proj is None:
-            raise ValueError("output_gate is True, but weights have no g_proj")
-        self.dims = weights.dims
-        self.dtype = weights.o_proj.dtype
+                weights, dims, prefix=prefix, output_gate=output_gate,
+                tp_rank=tp_rank, tp_size=tp_size,
+            )  # fmt: skip
+        checks.weights(weights, dims, output_gate, tp_rank, tp_size)
+        checks.rope(rope, dims)
+        self.dims, self.dtype = weights.dims, weights.o_proj.dtype
         self.weights = _interleaved(weights, rope)
         self.w_uk, self.w_uv = self.weights.w_uk, self.weights.w_uv
-        self.rope = _checked_rope(dims, rope)
+        self.rope = rope
         if softmax_scale is None:
             softmax_scale = dims.softmax_scale * (rope.softmax_factor if rope else 1.0)
-        self.softmax_scale = checks.softmax_scale(softmax_scale)
-        self.eps = eps
-        self.cache_format = _checked_format(cache_format, self.dims, self.dtype)
+        self.softmax_scale = attention_checks.softmax_scale(softmax_scale)
+        self.eps = require.number(eps, "eps")
+        self.cache_format = checks.cache_format(cache_format, self.dims, self.dtype)
         format_by_name(self.cache_format).check_scales(k_scale, tile_scale)
-        self.k_scale, self.tile_scale = k_scale, tile_scale
-        self.output_gate, self.overlap_tokens = output_gate, overlap_tokens
+        self.k_scale, self.tile_scale = checks.scale(k_scale, "k_scale"), tile_scale
+        self.output_gate = output_gate
+        self.overlap_tokens = require.integer(overlap_tokens, "overlap_tokens")
         self.output_quant = output.checked(output_quant, output_scale, self.dims)
-        self.output_scale = output_scale
-        if prefill_descales is not None and len(prefill_descales) != 3:
-            raise ValueError("prefill_descales needs three: of q, k and v")
-        self.prefill_descales, self.decode_q_descale = prefill_descales, decode_q_descale
+        self.output_scale = checks.scale(output_scale, "output_scale")
+        self.prefill_descales = checks.descales(prefill_descales)
+        self.decode_q_descale = checks.scale(decode_q_descale, "decode_q_descale")
+        require.flag(deterministic, "deterministic")
         self.deterministic = deterministic
-        self.variants = _checked_variants(variants or {})
+        self.variants = checks.variants(variants or {})
         self.context_parallel, self.collective = context_parallel, collective or Alone()
-        ranks = context_parallel.world_size if context_parallel else 1
-        if self.collective.world_size != ranks:
-            raise ValueError(
-                f"collective has {self.collective.world_size} ranks, but context_parallel {ranks}"
-            )
+        checks.ranks(context_parallel, self.collective)
         self.cp_heads = cp_heads or ("sharded" if tp_size > 1 else "replicated")
         require.one_of(self.cp_heads, "cp_heads", ("sharded", "replicated"))
         self.cp_combine = cp_combine
         require.one_of(cp_combine, "cp_combine", ("all_to_all", "reduce_scatter"))
-        self.workspace = workspace or Workspace()
-        self.on_stage: Callable[[str], None] = lambda name: None
-        self._tables: dict[arrays.Kind, Any] = {}
+        self.workspace = Workspace() if workspace is None else workspace
+        if not isinstance(self.workspace, Workspace):
+            raise TypeError(f"workspace is {type(workspace).__name__}, expected a Workspace")
+        self.on_stage: Callable[[str], None] | None = None
+
+    def __repr__(self) -> str:
+        shown = [f"{self.dims}", f"{self.dtype} weights", f"cache {self.cache_format}"]
+        if self.weights.tp_size > 1:
+            shown.append(f"rank {self.weights.tp_rank} of {self.weights.tp_size}")
+        if self.context_parallel:
+            shown.append(f"{self.context_parallel}, rank {self.collective.rank}")
+        if self.variants:
+            shown.append(", ".join(f"{op}={variant}" for op, variant in self.variants.items()))
+        return f"MLALayer({'; '.join(shown)})"
 
     def __call__(
         self, hidden: Any, positions: Any, cache: Any, plan: Plan | Step | None, *, out: Any = None
@@ -157,7 +166,7 @@ class MLALayer:
             positions: int64 `[>= num_tokens]`; None takes the plan's.
             cache: `[num_blocks, block_size, row]` of the layer's format; written in place.
             plan: of `plan_step`, or what `prepare` made of it, which serves all layers of a step;
-                None is a run to find out shapes and memory.
+                None computes nothing.
             out: `[T, H]` of hidden's dtype, contiguous rows; None allocates.
 
         Returns:
@@ -169,94 +178,65 @@ class MLALayer:
         """
         with arrays.borrow(_arguments(hidden, positions, cache, out)) as borrowed:
             run = self._begin(borrowed, plan)
-            tokens, width = run.hidden.shape[0], self.dims.H
-            result, owner = self._result(borrowed, (tokens, width))
-            if run.step is not None and run.step.num_tokens:
-                attended = run.array("attended", run.step.num_tokens, self.dims.N * self.dims.V)
+            shape = (run.hidden.shape[0], self.dims.H)
+            result, owner = self._result(borrowed, shape, "H")
+            if run.num_tokens:
+                attended = run.array("attended", run.num_tokens, self.dims.N * self.dims.V)
                 self._attend(run, attended)
-                output.project(run, attended, result[: run.step.num_tokens])
+                output.project(run, attended, result[: run.num_tokens])
             result[run.num_tokens :] = 0
             return owner if out is not None else borrowed.kind.finish(result, owner)
 
     def attention(
-        self, hidden: Any, positions: Any, cache: Any, plan: Plan | Step
+        self, hidden: Any, positions: Any, cache: Any, plan: Plan | Step | None, *, out: Any = None
     ) -> Any | output.Quantised:
         """As a call, but without the output projection: `[T, N * V]`, gated if the layer is.
 
         With `output_quant` an `output.Quantised`: codes and scales, as a quantised `o_proj` takes
         them.
+
+        Args:
+            out: `[T, N * V]` of hidden's dtype, or with `output_quant` what an earlier call with as
+                many tokens returned, whose arrays are written again. None allocates.
         """
-        with arrays.borrow(_arguments(hidden, positions, cache, None)) as borrowed:
+        quantised = self.output_quant is not None
+        given = None if quantised else out
+        with arrays.borrow(_arguments(hidden, positions, cache, given)) as borrowed:
             run = self._begin(borrowed, plan)
             shape = (run.hidden.shape[0], self.dims.N * self.dims.V)
-            result, owner = borrowed.kind.empty(shape, self.dtype)
+            if quantised:
+                result = owner = run.array("attended", *shape)
+            else:
+                result, owner = self._result(borrowed, shape, "N * V")
             if run.num_tokens:
                 self._attend(run, result[: run.num_tokens])
             result[run.num_tokens :] = 0
-            if self.output_quant is None:
-                return borrowed.kind.finish(result, owner)
-            return output.quantised(run, result)
+            if quantised:
+                return output.quantised(run, result, out)
+            return owner if out is not None else borrowed.kind.finish(result, owner)
 
     def _begin(self, borrowed: arrays.Borrowed, plan: Plan | Step | None) -> Run:
         """Check a call's arguments; nothing is launched, but a plan may be moved to the device."""
         given = borrowed.arrays
         hidden, cache, positions = given["hidden"], given["cache"], given["positions"]
-        require.array(hidden, "hidden", "tokens", "H")
-        require.dtype(hidden, "hidden", self.dtype)
-        require.size(hidden, "hidden", 1, self.dims.H, "hidden_size")
-        require.strided_rows(hidden, "hidden")
-        if arrays.namespace(hidden) is not arrays.namespace(self.weights.o_proj):
-            raise ValueError(
-                f"hidden is on {borrowed.kind.device}, but the weights are on "
-                f"{arrays.exporter(self.weights.o_proj).device}"
-            )
+        checks.call(self, borrowed.kind, hidden)
         if isinstance(plan, Plan):
-            rank = self.collective.rank
-            plan = prepare(plan, like=hidden, parallel=self.context_parallel, rank=rank)
+            plan = prepare(plan, like=hidden)
         if plan is not None:
-            self._check_step(plan, hidden, cache, positions)
+            checks.step(self, plan, hidden, cache, positions)
             borrowed.require_writeable("cache")
-        return Run(self, borrowed.kind, hidden, positions, cache, plan, self._table(borrowed.kind))
+        table = None if self.rope is None else self.rope.table(borrowed.kind)
+        return Run(self, borrowed.kind, hidden, positions, cache, plan, table)
 
-    def _check_step(self, step: Step, hidden: Any, cache: Any, positions: Any) -> None:
-        if not isinstance(step, Step):
-            raise TypeError(f"plan is {type(step).__name__}, expected a Plan, a Step or None")
-        if arrays.namespace(step.positions) is not arrays.namespace(hidden):
-            raise ValueError("plan was prepared for another device than hidden's: like=hidden")
-        if step.world_size != self.collective.world_size:
-            raise ValueError(
-                f"plan is for {step.world_size} context-parallel ranks, the layer has "
-                f"{self.collective.world_size}"
-            )
-        require.at_least(hidden, "hidden", 0, step.num_tokens, "one row a token of the plan")
-        fmt = format_by_name(self.cache_format)
-        require.array(cache, "cache", "num_blocks", "block_size", "row")
-        require.dtype(cache, "cache", fmt.storage)
-        require.size(cache, "cache", 2, fmt.row_elements(self.dims), f"a row of {fmt.name}")
-        if positions is not None:
-            require.array(positions, "positions", "tokens")
-            require.dtype(positions, "positions", np.int64)
-            require.at_least(positions, "positions", 0, step.num_tokens, "one a token")
-
-    def _result(self, borrowed: arrays.Borrowed, shape: tuple[int, int]) -> tuple[Any, Any]:
+    def _result(
+        self, borrowed: arrays.Borrowed, shape: tuple[int, int], name: str
+    ) -> tuple[Any, Any]:
         out = borrowed.arrays["out"]
         if out is None:
             return borrowed.kind.empty(shape, self.dtype)
-        require.array(out, "out", "tokens", "H")
-        require.dtype(out, "out", self.dtype)
-        require.size(out, "out", 0, shape[0], "hidden's tokens")
-        require.size(out, "out", 1, shape[1], "hidden_size")
-        require.strided_rows(out, "out")
+        checks.result(out, shape, self.dtype, borrowed.arrays["cache"], name)
         borrowed.require_writeable("out")
         return out, borrowed.original("out")
-
-    def _table(self, kind: arrays.Kind) -> Any:
-        """The rotation's table on the device of a call."""
-        if self.rope is None:
-            return None
-        if kind not in self._tables:
-            self._tables[kind] = kind.xp.asarray(self.rope.cos_sin)
-        return self._tables[kind]
 
     def _attend(self, run: Run, out: Any) -> None:
         """Attention of all tokens of the step, gated: out `[T, N * V]`."""
@@ -305,39 +285,6 @@ class MLALayer:
 
 def _arguments(hidden: Any, positions: Any, cache: Any, out: Any) -> dict[str, Any]:
     return {"hidden": hidden, "positions": positions, "cache": cache, "out": out}
-
-
-def _checked_rope(dims: MLADims, given: Rope | None) -> Rope | None:
-    rotates = dims.rope and dims.R > 0
-    if given is None:
-        if rotates:
-            raise ValueError(f"rope is missing: the model rotates {dims.R} columns (dims.rope)")
-        return None
-    if not rotates:
-        raise ValueError("rope is given, but dims say that nothing is rotated")
-    if given.cos_sin.shape[1] != dims.R:
-        raise ValueError(f"rope has width {given.cos_sin.shape[1]}, expected R = {dims.R}")
-    return given
-
-
-def _checked_format(name: str | None, dims: MLADims, dtype: np.dtype) -> str:
-    fmt = format_by_name(dtype.name if name is None else name)
-    if not fmt.packed and fmt.storage != dtype:
-        raise TypeError(
-            f"cache_format is {fmt.name!r}, but weights are {dtype}: plain rows are of that dtype"
-        )
-    fmt.row_bytes(dims)
-    return fmt.name
-
-
-def _checked_variants(variants: Mapping[str, str]) -> dict[str, str]:
-    for name, variant in variants.items():
-        if name not in OPS:
-            raise ValueError(f"variants names an op {name!r}, expected one of {', '.join(OPS)}")
-        if variant != "auto" and variant not in OPS[name].variants:
-            known = ", ".join(OPS[name].variants)
-            raise ValueError(f"variants has {variant!r} for {name}, expected one of {known}")
-    return dict(variants)
 
 
 def _interleaved(weights: MLAWeights, given: Rope | None) -> MLAWeights:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sandbox import arrays
 from sandbox.dims import MLADims
 from sandbox.kernels import quantise_groups, quantise_nvfp4, quantise_static, sigmoid_gate
 from sandbox.kernels.quantise import dequantise_groups, dequantise_nvfp4, dequantise_static
@@ -78,21 +79,31 @@ def apply_gate(run: Run, gate: Callable[[], Any], attended: Any) -> None:
     run.op(sigmoid_gate, attended, gate(), out=attended)
 
 
-def quantised(run: Run, attended: Any) -> Quantised:
-    """The output of attention `[T, N * V]` quantised, in arrays of the caller's kind."""
-    owners: dict[int, Any] = {}
+def quantised(run: Run, attended: Any, given: Quantised | None) -> Quantised:
+    """The output of attention `[T, N * V]` quantised, in arrays of the caller's kind or `given`.
+
+    Raises:
+        TypeError, ValueError: `given` has other arrays than this takes.
+    """
+    if given is not None:
+        if not isinstance(given, Quantised):
+            raise TypeError(f"out is {type(given).__name__}, expected a Quantised")
+        held = {"output_codes": given.codes, "output_scales": given.scales}
+        _quantise(run, attended, lambda name, *shape, dtype: arrays.adopt(held[name], name))
+        return given
+    owners: dict[str, Any] = {}
 
     def empty(name: str, *shape: int, dtype: Any) -> Any:
-        array, owner = run.kind.empty(shape, dtype)
-        owners[id(array)] = owner
+        array, owners[name] = run.kind.empty(shape, dtype)
         return array
 
     found = _quantise(run, attended, empty)
-    codes, scales = (
-        None if array is None else run.kind.finish(array, owners[id(array)])
-        for array in (found.codes, found.scales)
+    codes = run.kind.finish(found.codes, owners["output_codes"])
+    if found.scales is None:
+        return replace(found, codes=codes)
+    return replace(
+        found, codes=codes, scales=run.kind.finish(found.scales, owners["output_scales"])
     )
-    return replace(found, codes=codes, scales=scales)
 
 
 def _quantise(run: Run, attended: Any, empty: Callable[..., Any]) -> Quantised:

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import math
 import numbers
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from sandbox import arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +43,7 @@ class Rope:
     cos_sin: np.ndarray
     interleaved: bool = True
     softmax_factor: float = 1.0
+    _tables: dict[arrays.Kind, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         table = self.cos_sin
@@ -55,6 +58,15 @@ class Rope:
         table = table.view()
         table.flags.writeable = False
         object.__setattr__(self, "cos_sin", table)
+
+    def table(self, kind: arrays.Kind) -> Any:
+        """`cos_sin` where arrays of `kind` are; all layers with this rope share one copy a GPU."""
+        if kind.gpu is None:
+            return self.cos_sin
+        kind = arrays.Kind.on(kind.gpu)
+        if kind not in self._tables:
+            self._tables[kind] = kind.xp.asarray(self.cos_sin)
+        return self._tables[kind]
 
     @classmethod
     def default(

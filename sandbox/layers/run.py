@@ -108,7 +108,8 @@ class Run:
         return joined
 
     def stage(self, name: str) -> None:
-        self.layer.on_stage(name)
+        if self.layer.on_stage is not None:
+            self.layer.on_stage(name)
 
 
 def by_head(tokens: Any) -> Any:

@@ -262,6 +262,7 @@ class Batch:
         split: decodes and prefills.
         max_query_len, max_seq_len, max_context_len: host integers.
         num_tokens: tokens that are not padding.
+        block_size, parallel, rank: what slots and tables are for, as `plan_batch` was told.
     """
 
     query_start_loc: np.ndarray
@@ -275,6 +276,9 @@ class Batch:
     max_seq_len: int
     max_context_len: int
     num_tokens: int
+    block_size: int
+    parallel: ContextParallel | None = None
+    rank: int = 0
 
 
 def plan_batch(
@@ -354,6 +358,9 @@ def plan_batch(
         max_seq_len=int(seq_lens.max(initial=0)),
         max_context_len=int(context_padded.max(initial=0)),
         num_tokens=tokens,
+        block_size=block_size,
+        parallel=parallel,
+        rank=rank,
     )
 
 

@@ -104,7 +104,9 @@ def decode_attention(
         rows = cache[slots // cache.shape[1], slots % cache.shape[1]]
         keys = _restored(rows, cache_format, k_scale, kv_lora_rank, width)
         queries = _numbers(q[request, asked], q_descale).swapaxes(0, 1)
-        weights, found = _softmax(xp, softmax_scale * queries @ keys.T, seen)
+        with np.errstate(invalid="ignore"):
+            scores = softmax_scale * queries @ keys.T
+        weights, found = _softmax(xp, scores, seen)
         if sink is not None:
             weights = weights * _share_beside(xp, sink, found)[..., None]
         final[request, asked] = (weights @ keys[:, :kv_lora_rank]).swapaxes(0, 1)

@@ -53,8 +53,9 @@ def rope(x: Any, positions: Any, cos_sin: Any) -> Any:
     cosine, sine = angles[..., :half], angles[..., half:]
     even, odd = (x[..., start::2].astype(np.float64) for start in (0, 1))
     turned = xp.empty(x.shape)
-    turned[..., 0::2] = even * cosine - odd * sine
-    turned[..., 1::2] = even * sine + odd * cosine
+    with np.errstate(invalid="ignore"):
+        turned[..., 0::2] = even * cosine - odd * sine
+        turned[..., 1::2] = even * sine + odd * cosine
     return turned
 
 
