@@ -119,7 +119,7 @@ def layer(
     - `python -m experiments layer --quick --dims kimi_linear --gate`
     - `python -m experiments layer --prefill none --decode 64x8192 --format fp8_ds_mla`
     - `python -m experiments layer --swap gather=raw_warp --swap lse_merge=torch`
-    - `python -m experiments layer --variant-file my_gather.py --swap gather=mine --tp-size 8`
+    - `python -m experiments layer --variant-file my_gather.py --swap gather=my_gather --tp-size 8`
 
     **Results** are in `results/<run>/`: `rows.jsonl` (every column, raw samples, stages, the
     command that makes the row again), `fingerprint.json`, `table.txt`, `table.md`, PNG plots,

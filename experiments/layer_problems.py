@@ -53,6 +53,7 @@ SWAPS = (
     "decode_attention=torch",
     "concat_insert_decode=raw_unfused",
     "rms_norm=torch",
+    "linear=blas",
 )
 """Variants that a layer is run with in the place of its own choice, one at a time."""
 SWAPPED = ("prefill_2048+0", "prefill_2048+32768", "decode_1x4096", "decode_32x4096")
@@ -168,7 +169,7 @@ class Problem:
 
     def ops(self) -> tuple[str, ...]:
         """Names of the ops that the step runs."""
-        always = ("rms_norm", *(("sigmoid_gate",) if self.gate else ()))
+        always = ("linear", "rms_norm", *(("sigmoid_gate",) if self.gate else ()))
         if self.shape.phase == "decode":
             return (*always, "concat_insert_decode", "decode_attention")
         context = ("gather", "concat_context", "lse_merge") if self.shape.context else ()

@@ -73,6 +73,10 @@ def plan_work(selection: LayerSelection) -> tuple[list[tuple[Problem, list[str]]
         everywhere = bool(selection.swaps) or _takes_swaps(problem, selection.gpu)
         if names := selected(problem, kinds, swaps, everywhere):
             work.append((problem, names))
+    run = {op for problem, _ in work for op in problem.ops()}
+    for swap in selection.swaps:
+        if work and swap.partition("=")[0] not in run:
+            raise BadOption(f"--swap {swap!r}: these steps run {', '.join(sorted(run))} only")
     return work, left_out
 
 
