@@ -75,12 +75,12 @@ def test_columns_of_compute_are_those_of_ops_that_do():
     assert "| 0.125 | 400 | 50.0 | 50.0 |" in tables.markdown_table("gather", [computes])
 
 
-def test_attention_computes_and_what_moves_rows_does_not():
+def test_attention_and_products_compute_and_what_moves_rows_does_not():
     for op in OPS.values():
         for case in op.cases("compare"):
             cost = op.cost(case)
             row = replace(ROW, bytes=cost.bytes, flops=cost.flops)
-            assert row.computes == (op.family == "attention"), (op.name, case.name)
+            assert row.computes == (op.family in ("attention", "linear")), (op.name, case.name)
 
 
 def test_a_heading_says_which_limit_binds():
