@@ -129,4 +129,4 @@ def stage_times(made: LayerContender) -> dict[str, float]:
             rounds.append(layer_stages.by_stage(spans))
         return layer_stages.medians(rounds)
     finally:
-        layer.on_stage, layer.overlap_tokens = (lambda name: None), overlapped
+        layer.on_stage, layer.overlap_tokens = None, overlapped
