@@ -76,6 +76,14 @@ def test_tree_masks_that_do_not_fit_are_refused():
         prepare(uniform, tree_mask=mask[:1])
 
 
+def test_only_plans_are_prepared():
+    for other in (None, prepare(plan_step([2], [5], TABLE[:1], 4, None))):
+        with pytest.raises(TypeError, match="expected a Plan of plan_step"):
+            prepare(other)
+    with pytest.raises(TypeError, match="world_size is str"):
+        ContextParallel("2")
+
+
 def test_a_plan_that_pads_contexts_is_refused():
     plan = plan_step([2], [5], TABLE[:1], 4, None, padding=RowPadding(4, 4))
     with pytest.raises(ValueError, match="plan pads contexts"):

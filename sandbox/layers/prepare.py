@@ -30,6 +30,8 @@ def prepare(plan: Plan, *, like: Any = None, causal: bool = True, tree_mask: Any
         TypeError, ValueError: a tree mask that does not fit, or beside context parallelism; or a
             plan whose contexts are padded (`plan_step(padding=...)`) and not spread over ranks.
     """
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan is {type(plan).__name__}, expected a Plan of plan_step")
     batch = plan.batch
     spread = batch.parallel is not None
     if not spread and (plan.context.padding.tokens, plan.context.padding.rows) != (1, 1):

@@ -27,7 +27,7 @@ class ContextParallel:
         block_size: tokens of one rank in a block of its cache.
 
     Raises:
-        ValueError: one of them is not positive.
+        TypeError, ValueError: one of them is no integer, or not positive.
     """
 
     world_size: int
@@ -36,8 +36,11 @@ class ContextParallel:
 
     def __post_init__(self) -> None:
         for name in ("world_size", "interleave", "block_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise TypeError(f"{name} is {type(value).__name__}, expected an integer")
+            if value < 1:
+                raise ValueError(f"{name} is {value}, expected at least 1")
 
     @property
     def alignment(self) -> int:
