@@ -36,10 +36,15 @@ BYTES_OF_A_CHECK = 20
 
 
 def import_variant_file(path: Path) -> None:
-    """Import a file of the user's, whose decorators register variants."""
+    """Import a file of the user's, whose decorators register variants.
+
+    Ours are registered before, so that a name taken twice is the file's error.
+    """
     name = f"variant_file_{path.stem}"
     if name in sys.modules:
         return
+    for op in OPS.values():
+        _ = op.variants
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")

@@ -356,6 +356,19 @@ def test_rows_of_older_runs_are_read(name):
         assert "copy of as many bytes" in table
 
 
+def test_a_variant_file_with_a_name_of_ours_is_named(tmp_path):
+    path = tmp_path / "clash.py"
+    path.write_text(
+        "from sandbox.kernels import gather\n"
+        '@gather.variant("raw_tile", kind="numpy")\n'
+        "def mine(**arguments):\n"
+        '    """Nothing."""\n'
+    )
+    found = CliRunner().invoke(app, ["compare", "gather", "--variant-file", str(path)])
+    assert found.exit_code != 0
+    assert "clash.py: gather already has a variant 'raw_tile'" in " ".join(found.output.split())
+
+
 def test_a_variant_file_that_does_not_import_is_named(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("import nothing_of_that_name")
