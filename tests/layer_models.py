@@ -12,7 +12,7 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
 
 from sandbox import FORMATS, arrays
 from sandbox.kernels.cuda.device import no_device_reason
-from sandbox.layers import MLALayer, MLAWeights, dims_of, rope_of
+from sandbox.layers import DecodeSteps, MLALayer, MLAWeights, dims_of, rope_of
 from sandbox.planner import plan_step
 
 H = 56
@@ -267,6 +267,18 @@ def assert_close(results, expected, bound):
         assert got.shape == want.shape
         error = np.abs(got - want).max() / np.sqrt(np.mean(want.astype(np.float64) ** 2))
         assert error < bound, f"request {request}: error {error} of its rms"
+
+
+def decode_step(server, like, requests, query_len=1, **options):
+    return DecodeSteps(
+        requests,
+        query_len,
+        columns=server.columns,
+        block_size=server.block_size,
+        num_blocks=server.blocks,
+        like=like,
+        **options,
+    )
 
 
 @contextlib.contextmanager
