@@ -186,19 +186,19 @@ def _products() -> Finding:
 
 
 def _transformers() -> Finding:
-    version = package_version("transformers")
-    if version is None:
-        advice = "pip install 'mla-sandbox[models]' to compare the layer with Hugging Face's"
-        return Finding("transformers", "missing", "not installed", advice)
-    return Finding("transformers", "ok", version)
+    advice = "pip install 'mla-sandbox[models]' to compare the layer with Hugging Face's"
+    return _package("transformers", "transformers", advice)
 
 
 def _jax() -> Finding:
-    version = package_version("jax")
+    return _package("JAX", "jax", "none needed, unless you want to pass JAX arrays")
+
+
+def _package(name: str, distribution: str, advice: str) -> Finding:
+    version = package_version(distribution)
     if version is None:
-        advice = "none needed, unless you want to pass JAX arrays"
-        return Finding("JAX", "missing", "not installed", advice)
-    return Finding("JAX", "ok", version)
+        return Finding(name, "missing", "not installed", advice)
+    return Finding(name, "ok", version)
 
 
 def _cache() -> Finding:

@@ -19,8 +19,8 @@ class LayerRow(Row):
     `error` is over the one allowed; `rms_error` and `max_error` are those of the token that has the
     largest, over the rms of its values. `stages_us` are medians of eager steps on one stream, and
     `attention_and_gemm_percent` what `layer_stages.ATTENTION_AND_GEMMS` take of them.
-    `workspace_bytes` is what the layers of the problem share so far, `peak_bytes` what a step takes
-    from torch.
+    `workspace_bytes` is what the layers of the problem share so far, `peak_bytes` what torch lends
+    to a step.
     """
 
     phase: str = ""

@@ -11,7 +11,7 @@ from experiments import layer_rows
 from experiments.layer_problems import Problem
 from experiments.layer_rows import LayerRow
 from experiments.session import time_passed
-from experiments.worker_process import TaskFailed, WorkerDied, WorkerProcess
+from experiments.worker_process import TaskFailed, WorkerDied, WorkerProcess, environment_for
 
 JUDGED = ("status", "message", "rms_error", "max_error", "one_minus_cosine")
 MEASURED = ("workspace_bytes", "peak_bytes")
@@ -40,7 +40,7 @@ class LayerSession:
     worker: WorkerProcess = field(init=False)
 
     def __post_init__(self) -> None:
-        environment = {} if self.gpu else {"NUMBA_ENABLE_CUDASIM": "1"}
+        environment = environment_for(self.gpu)
         self.worker = WorkerProcess(list(self.variant_files), environment, self.timeout_s)
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.results import Row, Timing, describe, with_times
-from experiments.worker_process import TaskFailed, WorkerDied, WorkerProcess
+from experiments.worker_process import TaskFailed, WorkerDied, WorkerProcess, environment_for
 from sandbox.kernels.case import Case
 from sandbox.kernels.op import Op
 
@@ -56,7 +56,7 @@ class Session:
     worker: WorkerProcess = field(init=False)
 
     def __post_init__(self) -> None:
-        environment = {} if self.gpu else {"NUMBA_ENABLE_CUDASIM": "1"}
+        environment = environment_for(self.gpu)
         self.worker = WorkerProcess(list(self.variant_files), environment, self.timeout_s)
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.results import FAILURES
 from experiments.vector_checks import CALLS, Verdict, judge, sample
-from experiments.worker_process import TaskFailed, WorkerDied, WorkerProcess
+from experiments.worker_process import TaskFailed, WorkerDied, WorkerProcess, environment_for
 from sandbox.cache_formats import FORMATS
 from sandbox.cache_formats.vectors import Vectors, load
 from sandbox.kernels.op import Op
@@ -156,7 +156,7 @@ def run_jobs(jobs: Sequence[Job], variant_files: Sequence[Path], timeout_s: floa
     for on_gpu in (False, True):
         own = [job for job in jobs if (job.target == "gpu") == on_gpu]
         alone = on_gpu or any(job.call for job in own)
-        environment = {} if on_gpu else {"NUMBA_ENABLE_CUDASIM": "1"}
+        environment = environment_for(on_gpu)
         workers = [
             WorkerProcess(list(variant_files), environment, timeout_s)
             for _ in range(1 if alone else 2)

@@ -40,6 +40,11 @@ class WorkerStopped(Exception):
     """The worker was asked after `stop`."""
 
 
+def environment_for(gpu: bool) -> dict[str, str]:
+    """What a worker of one kind of targets is told beside its parent's environment."""
+    return {} if gpu else {"NUMBA_ENABLE_CUDASIM": "1"}
+
+
 class WorkerProcess:
     """A worker that is started when first asked and again after it died.
 

@@ -231,7 +231,7 @@ def adopt(value: Any, name: str = "array") -> Any:
 
 def _wait(stream: Any, other: Any) -> None:
     """`stream` waits for what `other` has queued, unless a CUDA graph is captured on either."""
-    capturing = any(s.ptr > 2 and s.is_capturing() for s in (stream, other))
+    capturing = any(map(_captures, (stream, other)))
     if stream.ptr != other.ptr and not capturing:
         stream.wait_event(other.record())
 
@@ -393,6 +393,16 @@ def is_array(value: Any) -> bool:
 def address(array: Any) -> int:
     """Address of the first element of an adopted array."""
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+
+
+def _captures(stream: Any) -> bool:
+    """Whether a CuPy stream is being captured in a CUDA graph; CUDA's default streams cannot be."""
+    return stream.ptr > 2 and stream.is_capturing()
+
+
+def capturing() -> bool:
+    """Whether CuPy's current stream is being captured in a CUDA graph."""
+    return _captures(import_cupy().cuda.get_current_stream())
 
 
 def current_stream_pointer() -> int:

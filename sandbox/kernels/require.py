@@ -160,6 +160,32 @@ def apart(
         one.apart(other)
 
 
+def outputs(
+    given: dict[str, Any],
+    axes: dict[str, Iterable[str]],
+    others: dict[str, Any],
+    or_same: Callable[[Memory, Memory], bool] = lambda output, other: False,
+) -> None:
+    """The outputs that the caller gives have the rank of `axes`, whole strides, and are `apart`.
+
+    None is skipped.
+    """
+    for name, value in given.items():
+        if value is not None:
+            array(value, name, *axes[name])
+            whole_strides(value, name)
+    apart(given, others, or_same)
+
+
+def rows(value: Any, name: str, width: str) -> None:
+    """Numbers `[tokens, width]`, rows of which may be strided and none is empty."""
+    array(value, name, "tokens", width)
+    dtype(value, name, *FLOATS)
+    strided_rows(value, name)
+    if value.shape[1] == 0:
+        raise ValueError(f"{name} has shape {tuple(value.shape)}: {width} must be positive")
+
+
 def one_of(value: Any, name: str, allowed: Iterable[Any]) -> None:
     allowed = list(allowed)
     if value not in allowed:

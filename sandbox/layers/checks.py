@@ -140,7 +140,6 @@ def step(layer: MLALayer, given: Any, hidden: Any, cache: Any, positions: Any) -
     require.dtype(cache, "cache", fmt.storage)
     require.size(cache, "cache", 1, given.block_size, "the plan's block_size")
     require.size(cache, "cache", 2, fmt.row_elements(layer.dims), f"a row of {fmt.name}")
-    arrays.require_writeable(cache, "cache")
     if positions is not None:
         require.array(positions, "positions", "tokens")
         require.dtype(positions, "positions", np.int64)

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from sandbox import arrays
 from sandbox.cache_formats import format_by_name
 from sandbox.kernels import dequantize_context, gather, lse_merge_k
 from sandbox.layers.latent_attention import attend
 from sandbox.layers.run import Run
 from sandbox.layers.step import ContextChunk, DecodeInputs
-from sandbox.layers.workspace import capturing
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -75,7 +75,7 @@ def decode(run: Run, inputs: DecodeInputs, query: Any, latent: Any) -> None:
     lse = lse.reshape(ranks, heads, tokens)
     run.stage("exchange")
     if layer.cp_combine == "reduce_scatter":
-        if run.kind.gpu is not None and capturing():
+        if run.kind.gpu is not None and arrays.capturing():
             raise RuntimeError(
                 "cp_combine 'reduce_scatter' weighs states in memory that no graph can keep: "
                 "capture with 'all_to_all'"

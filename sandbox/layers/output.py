@@ -14,7 +14,6 @@ from sandbox.kernels import quantise_groups, quantise_nvfp4, quantise_static, si
 from sandbox.kernels.quantise import dequantise_groups, dequantise_nvfp4, dequantise_static
 from sandbox.layers.run import Run
 from sandbox.layers.step import DecodeInputs
-from sandbox.layers.workspace import capturing
 
 QUANTS: dict[str, int | None] = {
     "fp8_static": None,
@@ -143,7 +142,7 @@ def project(run: Run, attended: Any, out: Any) -> None:
     """
     layer = run.layer
     if layer.output_quant is not None:
-        if run.kind.gpu is not None and capturing():
+        if run.kind.gpu is not None and arrays.capturing():
             raise RuntimeError(
                 "output_quant restores codes for the output projection in memory that no graph can "
                 "keep: capture layer.attention, which returns the codes"

@@ -151,11 +151,7 @@ def _gathered(run: Run, chunk: ContextChunk) -> Any:
         seq_starts=chunk.starts,
         num_tokens=chunk.num_rows,
         out=rows,
-        **context_restoring(run),
+        kv_lora_rank=dims.L,
+        **run.reading,
     )  # fmt: skip
     return rows
-
-
-def context_restoring(run: Run) -> dict[str, Any]:
-    """How `gather` makes numbers of rows: plain ones are copied, packed ones restored."""
-    return {**run.reading, "kv_lora_rank": run.layer.dims.L}

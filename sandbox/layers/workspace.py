@@ -45,7 +45,7 @@ class Workspace:
         dtype = np.dtype(dtype)
         size = math.prod(shape) * dtype.itemsize
         block = self._blocks.get((kind, name))
-        in_graph = kind.gpu is not None and capturing()
+        in_graph = kind.gpu is not None and arrays.capturing()
         if block is None or block[0].nbytes < size + SLACK:
             if in_graph:
                 raise RuntimeError(
@@ -66,9 +66,3 @@ class Workspace:
         if gpu not in self._side_streams:
             self._side_streams[gpu] = arrays.import_cupy().cuda.Stream(non_blocking=True)
         return self._side_streams[gpu]
-
-
-def capturing() -> bool:
-    """Whether CuPy's current stream is being captured in a CUDA graph."""
-    stream = arrays.import_cupy().cuda.get_current_stream()
-    return stream.ptr > 2 and stream.is_capturing()

@@ -70,11 +70,8 @@ def outputs(
     specs: dict[str, Output], given: dict[str, Any], inputs: dict[str, Any]
 ) -> dict[str, Output]:
     """Outputs that the caller gave must have memory of their own; returns `specs`."""
-    for name, value in given.items():
-        if value is not None:
-            require.array(value, name, *map(str, specs[name].shape))
-            require.whole_strides(value, name)
-    require.apart(given, inputs)
+    axes = {name: map(str, spec.shape) for name, spec in specs.items()}
+    require.outputs(given, axes, inputs)
     return specs
 
 

@@ -128,10 +128,8 @@ def _cudnn(q: Any, k: Any, v: Any, scale: float, causal: bool) -> tuple[Any, Any
 
 
 def _refuses(q: Any, **_: Any) -> str | None:
-    if arrays.is_gpu(q):
-        stream = arrays.import_cupy().cuda.get_current_stream()
-        if stream.ptr > 2 and stream.is_capturing():
-            return "the host reads the bounds, which cannot be captured in a graph"
+    if arrays.is_gpu(q) and arrays.capturing():
+        return "the host reads the bounds, which cannot be captured in a graph"
     return None
 
 

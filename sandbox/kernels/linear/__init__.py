@@ -52,8 +52,6 @@ def linear(x: Any, weight: Any, *, bias: Any = None, out: Any = None) -> dict[st
         require.same_dtype(bias, "bias", x, "x")
         require.strided_rows(bias, "bias")
         require.size(bias, "bias", 0, weight.shape[0], "weight's O")
-    if out is not None:
-        require.array(out, "out", "tokens", "O")
-        require.whole_strides(out, "out")
-        require.apart({"out": out}, {"x": x, "weight": weight, "bias": bias})
+    inputs = {"x": x, "weight": weight, "bias": bias}
+    require.outputs({"out": out}, {"out": ("tokens", "O")}, inputs)
     return {"out": Output((x.shape[0], weight.shape[0]), x.dtype)}

@@ -32,7 +32,7 @@ __device__ __forceinline__ void prefetch_to_l2(const void* address) {
 extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks(RESIDENT))
     linear_few_tokens(const ELEMENT* x, long long x_stride, const ELEMENT* weight,
                       long long weight_stride, const ELEMENT* bias, ELEMENT* out,
-                      long long out_stride, int tokens, int outputs, int columns) {
+                      long long out_stride, int outputs, int columns) {
   const int group = threadIdx.x / LANES, step = gridDim.x * GROUPS;
   const Columns mine = {int(threadIdx.x % LANES), columns};
   int row = blockIdx.x * GROUPS + group;
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks(RESIDENT))
   if (row < outputs) load(row);
 #pragma unroll
   for (int t = 0; t < TOKENS; ++t) {
-    const ELEMENT* from = x + min(t, tokens - 1) * x_stride;
+    const ELEMENT* from = x + t * x_stride;
     mine.each([&](int i, int column) { given[t][i] = load_ahead<VECTOR>(from + column); });
   }
 
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks(RESIDENT))
       __syncwarp();
     }
     const int t = mine.lane;
-    if (t < tokens && row < outputs) {
+    if (t < TOKENS && row < outputs) {
       float sum = bias == nullptr ? 0.0f : to_float(bias[row]);
 #pragma unroll
       for (int warp = 0; warp < WARPS; ++warp) sum += parts[warp][t];

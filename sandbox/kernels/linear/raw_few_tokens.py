@@ -59,7 +59,6 @@ def raw_few_tokens(x: Any, weight: Any, bias: Any, out: Any) -> None:
         bias,
         out,
         out.strides[0] // item,
-        tokens,
         outputs,
         columns,
         macros={

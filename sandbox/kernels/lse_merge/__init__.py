@@ -40,16 +40,12 @@ def _check_outputs(
     In place an output may be an input of its dtype, an LSE an LSE and a state a state.
     """
     axes = {"out": ("tokens", "heads", "V"), "out_lse": LAYOUTS[lse_layout]}
-    for name, value in outputs.items():
-        if value is not None:
-            require.array(value, name, *axes[name])
-            require.whole_strides(value, name)
 
     def or_same(output: require.Memory, other: require.Memory) -> bool:
         alike = output.name.endswith("_lse") == other.name.endswith("_lse")
         return in_place and alike and output.array.dtype == other.array.dtype
 
-    require.apart(outputs, inputs, or_same)
+    require.outputs(outputs, axes, inputs, or_same)
 
 
 def _scale(output_scale: Any, like: Any) -> Any:

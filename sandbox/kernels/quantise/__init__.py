@@ -31,16 +31,6 @@ SCALE_ALIGNMENT = 16
 """Bytes that TMA wants the columns of a matrix to be a multiple of."""
 
 
-def _check_x(x: Any) -> tuple[int, int]:
-    """T and W."""
-    require.array(x, "x", "tokens", "W")
-    require.dtype(x, "x", *require.FLOATS)
-    require.strided_rows(x, "x")
-    if x.shape[1] == 0:
-        raise ValueError(f"x has shape {tuple(x.shape)}: W must be positive")
-    return x.shape
-
-
 def _check_multiple(x: Any, group: int, what: str) -> None:
     if x.shape[1] % group:
         raise ValueError(
@@ -49,12 +39,8 @@ def _check_multiple(x: Any, group: int, what: str) -> None:
 
 
 def _check_outputs(outputs: dict[str, Any], inputs: dict[str, Any]) -> None:
-    """Rank and strides of the outputs that the caller gave, and that their memory is their own."""
-    for name, value in outputs.items():
-        if value is not None:
-            require.array(value, name, "tokens", "columns")
-            require.whole_strides(value, name)
-    require.apart(outputs, inputs)
+    axes = dict.fromkeys(outputs, ("tokens", "columns"))
+    require.outputs(outputs, axes, inputs)
 
 
 def _check_values(scale: Any = None, global_scale: Any = None, **others: Any) -> None:
@@ -92,7 +78,8 @@ def quantise_static(x: Any, scale: Any, *, out: Any = None) -> dict[str, Any]:
             memory with an input, or (where values are checked) `scale` is not positive, normal and
             finite; nothing has been launched.
     """
-    shape = _check_x(x)
+    require.rows(x, "x", "W")
+    shape = x.shape
     scale = cache_arguments.scale(scale, "scale", x)
     _check_outputs({"out": out}, {"x": x, "scale": scale})
     return {"scale": scale, "out": Output(shape, CODES)}
@@ -146,7 +133,8 @@ def quantise_groups(
         TypeError, ValueError: an argument is of the wrong kind, dtype, rank, shape or name, or an
             output shares memory with another array; nothing has been launched.
     """
-    tokens, width = _check_x(x)
+    require.rows(x, "x", "W")
+    tokens, width = x.shape
     size = require.integer(group_size, "group_size", least=GROUP_STEP)
     if size % GROUP_STEP or size > LARGEST_GROUP:
         raise ValueError(
@@ -204,7 +192,8 @@ def quantise_nvfp4(
             shares memory with another array, or (where values are checked) `global_scale` is not
             positive, normal and finite; nothing has been launched.
     """
-    tokens, width = _check_x(x)
+    require.rows(x, "x", "W")
+    tokens, width = x.shape
     _check_multiple(x, reference.BLOCK, "a block")
     scale = cache_arguments.scale(global_scale, "global_scale", x)
     outputs = {"out": out, "out_scales": out_scales}

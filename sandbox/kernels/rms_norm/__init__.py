@@ -43,11 +43,7 @@ def rms_norm(x: Any, weight: Any, *, eps: float = 1e-6, out: Any = None) -> dict
         TypeError, ValueError: an argument is of the wrong kind, dtype, rank or shape, or `out`
             shares memory with an array that it is not; nothing has been launched.
     """
-    require.array(x, "x", "tokens", "D")
-    require.dtype(x, "x", *require.FLOATS)
-    require.strided_rows(x, "x")
-    if x.shape[1] == 0:
-        raise ValueError(f"x has shape {tuple(x.shape)}: D must be positive")
+    require.rows(x, "x", "D")
     require.array(weight, "weight", "D")
     require.same_dtype(weight, "weight", x, "x")
     require.strided_rows(weight, "weight")
@@ -55,10 +51,6 @@ def rms_norm(x: Any, weight: Any, *, eps: float = 1e-6, out: Any = None) -> dict
     found = require.number(eps, "eps")
     if not 0 <= found < math.inf:
         raise ValueError(f"eps is {eps}, expected a finite number of 0 or more")
-    if out is not None:
-        require.array(out, "out", "tokens", "D")
-        require.same_dtype(out, "out", x, "x")
-        require.whole_strides(out, "out")
-        inputs = {"x": x, "weight": weight}
-        require.apart({"out": out}, inputs, lambda output, other: other.name == "x")
+    inputs, axes = {"x": x, "weight": weight}, {"out": ("tokens", "D")}
+    require.outputs({"out": out}, axes, inputs, lambda output, other: other.name == "x")
     return {"eps": found, "out": Output(tuple(x.shape), x.dtype)}

@@ -40,20 +40,13 @@ def sigmoid_gate(x: Any, gate: Any, *, out: Any = None) -> dict[str, Any]:
         TypeError, ValueError: an argument is of the wrong kind, dtype, rank or shape, or `out`
             shares memory with an array that it is not; nothing has been launched.
     """
-    require.array(x, "x", "tokens", "W")
-    require.dtype(x, "x", *require.FLOATS)
-    require.strided_rows(x, "x")
+    require.rows(x, "x", "W")
     shape = tuple(x.shape)
-    if shape[1] == 0:
-        raise ValueError(f"x has shape {shape}: W must be positive")
     require.array(gate, "gate", "tokens", "W")
     require.same_dtype(gate, "gate", x, "x")
     require.strided_rows(gate, "gate")
     if tuple(gate.shape) != shape:
         raise ValueError(f"gate has shape {tuple(gate.shape)}, expected {shape} as x")
-    if out is not None:
-        require.array(out, "out", "tokens", "W")
-        require.same_dtype(out, "out", x, "x")
-        require.whole_strides(out, "out")
-        require.apart({"out": out}, {"x": x, "gate": gate}, lambda output, other: True)
+    inputs = {"x": x, "gate": gate}
+    require.outputs({"out": out}, {"out": ("tokens", "W")}, inputs, lambda output, other: True)
     return {"out": Output(shape, x.dtype)}
