@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandbox.kernels.concat_insert.head_launch import halves, place
-from sandbox.kernels.concat_insert.launch import widest_vector
+from sandbox.kernels.vectors import widest_vector
 
 
 def key_vector(k_nope: Any, k_pe: Any, k_out: Any) -> int:

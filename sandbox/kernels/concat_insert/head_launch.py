@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sandbox.kernels.concat_insert.launch import (
-    insert_arguments,
-    table_arguments,
-    widest_vector,
-)
+from sandbox.kernels.concat_insert.launch import insert_arguments, table_arguments
+from sandbox.kernels.vectors import widest_vector
 
 ENOUGH_BLOCKS = 512
 """Fewer tokens than this are split by heads, so that all of a large GPU has work."""

@@ -1,4 +1,4 @@
-"""What the launchers of the ops share: the widest access, and arguments in C order."""
+"""What the launchers of the concat-insert ops share: widths of access, arguments in C order."""
 
 from __future__ import annotations
 
@@ -9,18 +9,7 @@ import numpy as np
 
 from sandbox import arrays
 from sandbox.cache_formats import FORMATS
-
-
-def widest_vector(*pieces: Any) -> int:
-    """Bytes of the widest access, 16 at most, that every row of every array allows."""
-    together = 16
-    for piece in pieces:
-        if piece is None or not piece.size:
-            continue
-        together |= piece.shape[-1] * piece.dtype.itemsize | arrays.address(piece)
-        for length, stride in zip(piece.shape[:-1], piece.strides):
-            together |= stride if length > 1 else 0
-    return together & -together
+from sandbox.kernels.vectors import widest_vector
 
 
 def table_vector(cos_sin: Any, vector: int, dtype: np.dtype) -> int:

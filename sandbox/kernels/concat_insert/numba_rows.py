@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from sandbox.cache_formats import FORMATS, CacheFormat, Widths
-from sandbox.kernels.concat_insert.launch import widest_vector
 from sandbox.kernels.numba_cache_rows import code_bits
 from sandbox.kernels.numba_cache_words import RowWords
 from sandbox.kernels.numba_columns import array_or_empty, table_or_empty
+from sandbox.kernels.vectors import widest_vector
 
 WORD_BYTES = 8
 

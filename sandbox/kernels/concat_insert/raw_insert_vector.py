@@ -3,14 +3,9 @@ from typing import Any
 
 from sandbox.cache_formats import FORMATS
 from sandbox.kernels.concat_insert import concat_insert
-from sandbox.kernels.concat_insert.launch import (
-    format_macros,
-    insert_arguments,
-    torn_pairs,
-    warps,
-    widest_vector,
-)
+from sandbox.kernels.concat_insert.launch import format_macros, insert_arguments, torn_pairs, warps
 from sandbox.kernels.cuda import CudaKernel
+from sandbox.kernels.vectors import widest_vector
 
 PLAIN = CudaKernel(Path(__file__).with_suffix(".cu"), "insert_vector", overlap=True)
 PACKED = CudaKernel(Path(__file__).with_name("raw_insert_packed.cu"), "insert_packed", overlap=True)

@@ -8,13 +8,9 @@ from sandbox.kernels.concat_insert.head_launch import (
     heads_a_block,
     prefill_fp8_arguments,
 )
-from sandbox.kernels.concat_insert.launch import (
-    format_macros,
-    table_vector,
-    torn_pairs,
-    widest_vector,
-)
+from sandbox.kernels.concat_insert.launch import format_macros, table_vector, torn_pairs
 from sandbox.kernels.cuda import CudaKernel
+from sandbox.kernels.vectors import widest_vector
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "prefill_fp8_fused", overlap=True)
 THREADS, IN_FLIGHT, BLOCKS_PER_SM = 256, 2, 3

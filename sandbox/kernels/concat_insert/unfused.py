@@ -12,10 +12,10 @@ from sandbox.kernels.concat_insert.launch import (
     table_arguments,
     table_vector,
     torn_pairs,
-    widest_vector,
 )
 from sandbox.kernels.concat_insert.raw_insert_vector import raw_vector
 from sandbox.kernels.cuda import CudaKernel
+from sandbox.kernels.vectors import widest_vector
 
 COPY = CudaKernel(Path(__file__).with_name("unfused_copy.cu"), "copy_columns")
 ROPE = CudaKernel(Path(__file__).with_name("unfused_rope.cu"), "rope_columns")

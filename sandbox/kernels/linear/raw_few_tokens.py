@@ -2,10 +2,10 @@ from pathlib import Path
 from typing import Any
 
 from sandbox import arrays
-from sandbox.kernels.concat_insert.launch import widest_vector
 from sandbox.kernels.cuda import CudaKernel
 from sandbox.kernels.cuda.device import device_info
 from sandbox.kernels.linear import linear
+from sandbox.kernels.vectors import widest_vector
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "linear_few_tokens", overlap=True)
 THREADS = 256

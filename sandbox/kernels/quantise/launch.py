@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sandbox.kernels.concat_insert.launch import widest_vector
+from sandbox.kernels.vectors import widest_vector
 
 MOST_VALUES = 16
 """What a thread loads at a time, and with E4M3 codes stores in 16 bytes."""

@@ -1,10 +1,10 @@
 from pathlib import Path
 from typing import Any
 
-from sandbox.kernels.concat_insert.launch import widest_vector
 from sandbox.kernels.cuda import CudaKernel
 from sandbox.kernels.rms_norm import rms_norm
 from sandbox.kernels.rms_norm.launch import row_arrays
+from sandbox.kernels.vectors import widest_vector
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "rms_norm_vector", overlap=True)
 SMALL_BLOCK = 128

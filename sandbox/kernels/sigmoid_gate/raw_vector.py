@@ -1,10 +1,10 @@
 from pathlib import Path
 from typing import Any
 
-from sandbox.kernels.concat_insert.launch import widest_vector
 from sandbox.kernels.cuda import CudaKernel
 from sandbox.kernels.sigmoid_gate import sigmoid_gate
 from sandbox.kernels.sigmoid_gate.launch import row_arrays
+from sandbox.kernels.vectors import widest_vector
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "sigmoid_gate_vector", overlap=True)
 THREADS = 128
