@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments import planner_speed, replay_page
+from experiments import replay_page
 from experiments.block_pool import BlockPool
 from experiments.csv_trace import read_csv_trace
 from experiments.replay_run import Setup, demand, grouped, prefix_hits, replay
@@ -382,24 +382,3 @@ class TestCsv:
     def test_malformed(self, tmp_path, text, says):
         with pytest.raises(TraceError, match=says):
             self.read(tmp_path, text)
-
-
-class TestPlannerSpeed:
-    @pytest.mark.parametrize("requests", [1, 5, 300])
-    def test_plain_loop_and_planner_agree(self, requests):
-        arguments = planner_speed.problem(requests)
-        fast = planner_speed.vectorised(**arguments)
-        slow = planner_speed.plain_loop(**arguments)
-        assert set(fast) == set(slow)
-        for name, array in slow.items():
-            np.testing.assert_array_equal(fast[name], array, err_msg=name)
-
-    def test_faster_than_the_loop_and_linear(self):
-        def times(count):
-            arguments = planner_speed.problem(count)
-            return planner_speed.best_ms(lambda: planner_speed.vectorised(**arguments), 0.2)
-
-        arguments = planner_speed.problem(1024)
-        loop = planner_speed.best_ms(lambda: planner_speed.plain_loop(**arguments), 0.2)
-        assert loop > 5 * times(1024)  # some 25 on a machine that does nothing else
-        assert times(100_000) < 5 * 10 * times(10_000)
