@@ -192,10 +192,10 @@ def test_the_reproduce_command_makes_the_row_again(planted_run, tmp_path):
 
 
 def test_a_hung_variant_is_killed(planted):
-    worker = WorkerProcess([planted], {"PLANTED_SLEEP": "1"}, timeout_s=3)
+    worker = WorkerProcess([planted], {"PLANTED_SLEEP": "1"}, timeout_s=5)
     case = next(iter(OPS["gather"].cases("compare")))
     try:
-        with pytest.raises(WorkerDied, match="no answer for 3 s") as caught:
+        with pytest.raises(WorkerDied, match="no answer for 5 s") as caught:
             worker.ask("check", op="gather", variant="planted_sleep", case=case, gpu=False)
         assert caught.value.stage == "planted_sleep"
         answer = worker.ask("check", op="gather", variant="planted_last", case=case, gpu=False)

@@ -263,6 +263,22 @@ def test_a_kernel_that_does_not_compile(tmp_path):
         HostModule(KernelSource(path, "typo"), {}, checked=False)
 
 
+def test_the_same_text_in_another_folder_is_not_compiled_again(tmp_path):
+    def built(name, value):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(
+            f'extern "C" __global__ void fill(float* out) {{ out[0] = {value}; }}\n'
+            f"// {tmp_path}\n"
+        )
+        return HostModule(KernelSource(path, "fill"), {}, checked=True).path
+
+    one = built("one/fill.cu", 7)
+    assert built("two/fill.cu", 7) == one
+    assert built("two/other.cu", 7) != one, "messages name the file"
+    assert built("two/fill.cu", 8) != one
+
+
 def test_dynamic_shared_memory_as_it_may_be_declared(tmp_path):
     forms = (
         "extern __shared__ float tile[];",

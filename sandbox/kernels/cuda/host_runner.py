@@ -232,14 +232,18 @@ def _compiler_identity(path: Path, changed: int) -> str:
 
 
 def _tools() -> str:
-    """What, beside the source and the flags, decides a build's result."""
+    """What, beside the source and the flags, decides a build's result.
+
+    As in all keys here, contents and versions instead of the paths of folders, so that another
+    checkout finds what one has built.
+    """
     own = hashlib.sha256()
     for file in sorted(_HOST.rglob("*.h")) + sorted(_HOST.rglob("*.cpp")):
         own.update(file.read_bytes())
-    headers = cuda_include_dirs()
     path, changed = _stamp(compiler())
     identity = _compiler_identity(path, changed)
-    return f"{path} {identity} {own.hexdigest()} {headers} {cuda_header_version(headers)}"
+    headers = cuda_header_version(cuda_include_dirs())
+    return f"{path} {identity} {own.hexdigest()} {headers}"
 
 
 @cache
@@ -255,10 +259,10 @@ def _runtime_path() -> Path:
     names = sorted(path.name for path in _HOST.glob("runtime/*.cpp"))
     text = "".join(f'#include "{name}"\n' for name in names)
     flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread"]
-    flags += ["-x", "c++", "-", f"-iquote{_HOST / 'runtime'}"]
 
     def build(path: Path) -> None:
-        _compile([*flags, "-o", str(path)], _HOST, {}, text)
+        search = ["-x", "c++", "-", f"-iquote{_HOST / 'runtime'}"]
+        _compile([*flags, *search, "-o", str(path)], _HOST, {}, text)
 
     return cached(f"host runtime {_tools()} {flags}", ".so", build)
 
@@ -273,7 +277,7 @@ def _build(source: KernelSource, macros: Mapping[str, str], checked: bool) -> Pa
     text = _translation_unit(source, macros)
 
     def build(path: Path) -> None:
-        search = [*_precompiled_prelude([*flags, *own[:1], *theirs]), *own, *theirs]
+        search = [*_precompiled_prelude(flags, [*own[:1], *theirs]), *own, *theirs]
         code = path.with_suffix(".o")
         try:
             # Two steps, since a link with -fsanitize would bring the sanitizer's library.
@@ -283,19 +287,20 @@ def _build(source: KernelSource, macros: Mapping[str, str], checked: bool) -> Pa
         finally:
             code.unlink(missing_ok=True)
 
-    settings = [sorted(macros.items()), flags, own, theirs, link]
-    key = f"host kernel {source.entry} {source.digest()} {settings} {runtime} {_tools()}"
+    what = f"{source.path.name} {source.entry} {source.digest()}"
+    settings = [sorted(macros.items()), flags, link, str(runtime)]
+    key = f"host kernel {what} {settings} {_tools()}"
     return cached(key, ".so", build)
 
 
-def _precompiled_prelude(flags: list[str]) -> list[str]:
+def _precompiled_prelude(flags: list[str], search: list[str]) -> list[str]:
     """Where g++ finds the prelude parsed already, which takes most of the time of a build."""
     if "clang" in _compiler_identity(*_stamp(compiler())):
         return []
     header = _HOST / "include" / _PRELUDE
 
     def build(path: Path) -> None:
-        _compile([*flags, "-x", "c++-header", str(header), "-o", str(path)], header, {})
+        _compile([*flags, *search, "-x", "c++-header", str(header), "-o", str(path)], header, {})
 
     parsed = cached(f"host prelude {flags} {_tools()}", ".gch", build)
     folder = parsed.with_suffix("")
