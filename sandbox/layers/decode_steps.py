@@ -102,7 +102,9 @@ class DecodeSteps:
             raise ValueError(
                 f"block_table has shape {block_table.shape}, expected {columns} columns"
             )
-        planned = self._planner.plan(context_lens, block_table)
+        # Over ranks the slots are not the planner's: it finds none in a table without columns.
+        table = block_table if self._host.parallel is None else block_table[:, :0]
+        planned = self._planner.plan(context_lens, table)
         request = np.repeat(np.arange(requests), self._planner.query_len)
         slots = self._slots(block_table, request, planned)
         host, tokens = self._host, len(request)
