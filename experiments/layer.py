@@ -137,6 +137,7 @@ def layer(
         swaps=tuple(swap or ()),
         variant_files=files,
         gate=gate,
+        max_autotune=max_autotune,
         tp_size=tp_size,
         block_size=block_size,
         workspace=workspace,

@@ -28,6 +28,7 @@ class LayerSelection:
     swaps: tuple[str, ...] = ()
     variant_files: tuple[Path, ...] = ()
     gate: bool = False
+    max_autotune: bool = False
     tp_size: int = 1
     block_size: int | None = None
     workspace: int | None = None
@@ -48,7 +49,7 @@ class LayerSelection:
             words += ["--swap", f"{op}={variant}"]
         for path in self.variant_files:
             words += ["--variant-file", str(path)]
-        words += ["--gate"] * self.gate
+        words += ["--gate"] * self.gate + ["--max-autotune"] * self.max_autotune
         words += ["--tp-size", str(self.tp_size)] * (self.tp_size > 1)
         words += ["--block-size", str(problem.block_size)]
         words += ["--workspace", str(problem.workspace_rows), "--seed", str(self.seed)]

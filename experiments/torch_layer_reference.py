@@ -78,7 +78,7 @@ class TorchLayer(torch.nn.Module):
         dims = self.dims
         source, weight = hidden, getattr(self, "q_proj", None)
         if dims.q_lora_rank is not None:
-            source, weight = _normed(linear(hidden, self.q_a_proj), self.q_a_layernorm), None
+            source = _normed(linear(hidden, self.q_a_proj), self.q_a_layernorm)
             weight = self.q_b_proj
         q = linear(source, weight).view(-1, dims.N, dims.qk_head_dim)
         kv_c, k_pe = linear(hidden, self.kv_a_proj_with_mqa).split([dims.L, dims.R], dim=-1)

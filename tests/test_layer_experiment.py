@@ -140,12 +140,14 @@ class TestSelection:
             plan_work(LayerSelection(gpu=False, dims="tiny", **options))
 
     def test_a_rows_command_selects_that_row_alone(self):
-        selection = LayerSelection(gpu=False, dims="kimi_linear", gate=True, tp_size=2, seed=3)
+        flags = {"gate": True, "max_autotune": True}
+        selection = LayerSelection(gpu=False, dims="kimi_linear", tp_size=2, seed=3, **flags)
         work, _ = plan_work(selection)
         for made, names in work:
             for name in names:
                 words = shlex.split(selection.command(made, name))
                 words.remove("--gate")
+                words.remove("--max-autotune")
                 given = dict(zip(words[4::2], words[5::2]))
                 again = LayerSelection(
                     gpu=False,
@@ -156,7 +158,7 @@ class TestSelection:
                     formats=given["--format"],
                     contenders=given["--contenders"],
                     swaps=tuple(filter(None, [given.get("--swap")])),
-                    gate=True,
+                    **flags,
                     tp_size=int(given["--tp-size"]),
                     block_size=int(given["--block-size"]),
                     workspace=int(given["--workspace"]),

@@ -16,7 +16,8 @@ from layer_models import (
 )
 
 from sandbox import MLADims
-from sandbox.layers import MLALayer, Rope, random_weights
+from sandbox.kernels import linear
+from sandbox.layers import MLALayer, Rope, random_weights, run
 
 MODELS = {
     "gate": (MLADims(3, 56, 40, 24, 8, 16, q_lora_rank=20), True),
@@ -72,3 +73,36 @@ def test_attention_before_the_output_projection_is_gated(target):
     out = back(layer(hidden, None, server.cache, plan))
     want = back(attended).astype(np.float64) @ weights["o_proj.weight"].T.astype(np.float64)
     assert_close([out], [want], 3e-6)
+
+
+def test_the_gate_still_reads_hidden_states_when_attention_writes():
+    dims = MLADims(3, 48, 40, 24, 8, 16, rope=False)
+    assert dims.N * dims.V == dims.H
+    layer = MLALayer(dims, random_weights(dims, output_gate=True), output_gate=True)
+    server = Server(layer, sequences(width=dims.H))
+    plan = server.plan([3, 4, 5])
+    hidden = server.next_tokens([3, 4, 5], plan)
+    want = server.layer(hidden, None, server.cache, plan)
+    with pytest.raises(ValueError, match="out shares memory with hidden"):
+        layer.attention(hidden, None, server.cache, plan, out=hidden)
+    layer(hidden, None, server.cache, plan, out=hidden)
+    assert np.array_equal(hidden, want)
+
+
+def test_the_gates_product_is_a_projection_in_stages(monkeypatch):
+    dims, _ = MODELS["gate"]
+    weights = random_weights(dims, output_gate=True)
+    layer = MLALayer(dims, weights, rope=Rope.default(dims.R, 64), output_gate=True)
+    seen = []
+    layer.on_stage = seen.append
+
+    def noting(x, weight, **others):
+        if np.shares_memory(weight, layer.weights.g_proj):
+            seen.append("g_proj")
+        return linear(x, weight, **others)
+
+    monkeypatch.setattr(run, "linear", noting)
+    Server(layer, sequences()).step([3, 4, 5])
+    at = seen.index("g_proj")
+    assert seen[at - 1] == "projections"
+    assert seen[at + 1] == "output gate"

@@ -1,5 +1,7 @@
 """The output of attention quantised on request, against exact references of NumPy."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from layer_models import Server, assert_close, back, put, put_all, sequences, targets
@@ -70,3 +72,46 @@ def test_the_output_projection_takes_restored_codes(target, name):
     errors = np.concatenate([abs(a - b).reshape(-1) for a, b in zip(plain, coded)])
     rms = np.sqrt(np.mean(np.concatenate(plain) ** 2))
     assert 1e-4 < np.sqrt(np.mean(errors**2)) / rms < COSTS[name]
+
+
+def given(name, **options):
+    """A layer that quantises so, the arguments of a call that has a decode, and what it returns."""
+    server = serve("numpy", output_quant=name, output_scale=SCALES[name], **options)
+    server.step([5, 9, 3])
+    plan = server.plan([1, 8, 1])
+    call = {"positions": None, "cache": server.cache, "plan": plan}
+    call["hidden"] = server.next_tokens([1, 8, 1], plan)
+    return server.layer, call, server.layer.attention(**call)
+
+
+def test_what_is_given_to_be_written_keeps_no_scale_of_another_layer():
+    _, call, first = given("fp8_static")
+    other = layer_on("numpy", output_quant="fp8_static", output_scale=0.02)
+    again = other.attention(**call, out=first)
+    assert again.codes is first.codes
+    assert again.output_scale == 0.02
+
+
+def wrong(out):
+    """Places for `nvfp4` that no layer can write, and what it says."""
+    codes, scales = out.codes, out.scales
+    yield replace(out, name="fp8_static"), "out is of fp8_static, but output_quant is nvfp4"
+    yield replace(out, codes=codes[:-1]), r"out.codes has shape \(9, 64\), expected \(10, 64\)"
+    yield replace(out, scales=scales.view(np.int8)), "out.scales is int8, expected uint8"
+    yield replace(out, scales=codes[:, : scales.shape[1]]), "shares memory with out."
+    yield replace(out, codes=codes.tolist()), "out.codes: expected an array"
+    frozen = codes.copy()
+    frozen.flags.writeable = False
+    yield replace(out, codes=frozen), "out.codes: the array is read-only"
+
+
+def test_a_place_that_does_not_fit_is_refused_before_anything_changes():
+    layer, call, out = given("nvfp4")
+    call["hidden"] = call["hidden"] * 2
+    before = call["cache"].copy()
+    for place, said in wrong(out):
+        with pytest.raises((TypeError, ValueError), match=said):
+            layer.attention(**call, out=place)
+        assert np.array_equal(call["cache"].view(np.uint16), before.view(np.uint16))
+    layer.attention(**call, out=out)
+    assert not np.array_equal(call["cache"].view(np.uint16), before.view(np.uint16))

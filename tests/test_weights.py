@@ -200,7 +200,7 @@ def test_float32_norms_beside_half_precision(dtype):
 def test_moving_reaches_every_array():
     state = random_weights(DIMS, output_gate=True, bias=True)
     weights = MLAWeights.load(state, DIMS, output_gate=True, tp_size=2)
-    there = weights.to(SimpleNamespace(asarray=lambda array: array + 1))
+    there = weights.to(SimpleNamespace(asarray=lambda array, blocking: array + 1))
     assert set(held(there)) == set(held(weights))
     assert all((held(there)[name] == array + 1).all() for name, array in held(weights).items())
     assert (there.dims, there.tp_size) == (weights.dims, 2)

@@ -182,9 +182,10 @@ class Op:
         reference: the oracle. Same arguments; returns the final content of every array the op
             writes, by name, in float64 (or in the array's own dtype where the op only copies).
         make_inputs: `(case, xp) -> arguments` with hostile content, shared by tests and
-            experiments; outputs are left out.
+            experiments; an output is among them where its place or layout is part of the problem.
         cases: `(purpose) -> cases`, purpose `"conformance"` or `"compare"`.
-        workload_case: `(dims, dtype, workload) -> case` or None where the workload has no work.
+        workload_case: `(dims, dims_name, dtype, workload, size) -> case`, or None where the
+            workload has no work.
         cost: `(case) -> Cost`.
         tolerance: `(case) -> {output: Tolerance}`.
         check_values: data-dependent checks (ids, slots, lengths); run for arrays in CPU memory,
@@ -252,7 +253,7 @@ class Op:
         outputs = {name: spec for name, spec in prepared.items() if isinstance(spec, Output)}
         for name, spec in outputs.items():
             if given[name] is not None:
-                _check_output(name, given[name], spec)
+                require.output(given[name], name, spec.shape, spec.dtype, spec.any_strides)
                 borrowed.require_writeable(name)
                 prepared[name] = given[name]
                 results[name] = borrowed.original(name)
@@ -360,16 +361,6 @@ class Op:
         final = self.reference(**arguments)
         for name in self.written(arguments):
             arguments[name][...] = final[name].astype(arguments[name].dtype)
-
-
-def _check_output(name: str, array: Any, spec: Output) -> None:
-    if array.dtype != spec.dtype:
-        raise TypeError(f"{name} is {array.dtype}, expected {spec.dtype}")
-    if tuple(array.shape) != spec.shape:
-        raise ValueError(f"{name} has shape {tuple(array.shape)}, expected {spec.shape}")
-    check_strides = require.whole_strides if spec.any_strides else require.strided_rows
-    check_strides(array, name)
-    require.no_overlap(array, name)
 
 
 def operation(**declaration: Any) -> Callable[[Callable[..., dict[str, Any]]], Op]:

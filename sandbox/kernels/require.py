@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import numbers
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
@@ -83,6 +84,23 @@ def no_overlap(value: Any, name: str) -> None:
         if value.size and stride < reach:
             raise ValueError(f"{name} has strides {value.strides}: its elements share memory")
         reach += stride * (length - 1)
+
+
+def output(
+    value: Any, name: str, shape: tuple[int, ...], dtype: np.dtype, any_strides: bool = False
+) -> None:
+    """An array to be written; with `any_strides` its last axis need not be contiguous."""
+    if not arrays.is_array(value):
+        raise TypeError(f"{name} is {type(value).__name__}, expected an array")
+    if value.dtype != dtype:
+        raise TypeError(f"{name} is {value.dtype}, expected {dtype}")
+    if tuple(value.shape) != shape:
+        raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {shape}")
+    if any_strides:
+        whole_strides(value, name)
+    else:
+        strided_rows(value, name)
+    no_overlap(value, name)
 
 
 def named_dtype(asked: Any, name: str, allowed: Iterable[np.dtype]) -> np.dtype:
@@ -212,3 +230,11 @@ def number(value: Any, name: str) -> float:
         raise TypeError(f"{name} is {type(value).__name__}, expected a number")
     with np.errstate(over="ignore"):
         return float(np.float32(value))
+
+
+def not_negative(value: Any, name: str) -> float:
+    """As `number`, finite and 0 or more."""
+    found = number(value, name)
+    if not 0 <= found < math.inf:
+        raise ValueError(f"{name} is {value}, expected a finite number of 0 or more")
+    return found

@@ -174,15 +174,3 @@ def _blocks(table: np.ndarray, lens: np.ndarray, cache: Any) -> None:
     worst = int(table.max(initial=-1, where=used))
     if worst >= len(cache):
         raise ValueError(f"plan has block {worst}, but the cache has {len(cache)}")
-
-
-def result(out: Any, shape: tuple[int, int], dtype: np.dtype, cache: Any, name: str) -> None:
-    """An array that the caller gives to be written."""
-    require.array(out, "out", "tokens", name)
-    require.dtype(out, "out", dtype)
-    require.size(out, "out", 0, shape[0], "hidden's tokens")
-    require.size(out, "out", 1, shape[1], name)
-    require.strided_rows(out, "out")
-    require.no_overlap(out, "out")
-    if cache is not None:
-        require.apart({"out": out}, {"cache": cache})

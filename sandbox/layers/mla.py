@@ -114,14 +114,14 @@ class MLALayer:
             )  # fmt: skip
         checks.weights(weights, dims, output_gate, tp_rank, tp_size)
         checks.rope(rope, dims)
-        self.dims, self.dtype = weights.dims, weights.o_proj.dtype
+        self.dims, self.dtype = weights.dims, weights.dtype
         self.weights = _interleaved(weights, rope)
         self.w_uk, self.w_uv = self.weights.w_uk, self.weights.w_uv
         self.rope = rope
         if softmax_scale is None:
             softmax_scale = dims.softmax_scale * (rope.softmax_factor if rope else 1.0)
         self.softmax_scale = attention_checks.softmax_scale(softmax_scale)
-        self.eps = require.number(eps, "eps")
+        self.eps = require.not_negative(eps, "eps")
         self.cache_format = checks.cache_format(cache_format, self.dims, self.dtype)
         format_by_name(self.cache_format).check_scales(k_scale, tile_scale)
         self.k_scale, self.tile_scale = checks.scale(k_scale, "k_scale"), tile_scale
@@ -176,16 +176,17 @@ class MLALayer:
         Raises:
             TypeError, ValueError: an argument is of the wrong kind, dtype or shape.
         """
-        with arrays.borrow(_arguments(hidden, positions, cache, out)) as borrowed:
+        given = {"hidden": hidden, "positions": positions, "cache": cache, "out": out}
+        with arrays.borrow(given) as borrowed:
             run = self._begin(borrowed, plan)
-            shape = (run.hidden.shape[0], self.dims.H)
-            result, owner = self._result(borrowed, shape, "H")
+            layout = (run.hidden.shape[0], self.dims.H), self.dtype
+            result, owner = _result(borrowed, "out", layout, "cache")
             if run.num_tokens:
                 attended = run.array("attended", run.num_tokens, self.dims.N * self.dims.V)
                 self._attend(run, attended)
                 output.project(run, attended, result[: run.num_tokens])
             result[run.num_tokens :] = 0
-            return owner if out is not None else borrowed.kind.finish(result, owner)
+            return _returned(borrowed, "out", result, owner)
 
     def attention(
         self, hidden: Any, positions: Any, cache: Any, plan: Plan | Step | None, *, out: Any = None
@@ -197,23 +198,30 @@ class MLALayer:
 
         Args:
             out: `[T, N * V]` of hidden's dtype, or with `output_quant` what an earlier call with as
-                many tokens returned, whose arrays are written again. None allocates.
+                many tokens returned, whose arrays are written again. Apart from hidden and cache.
+                None allocates.
         """
-        quantised = self.output_quant is not None
-        given = None if quantised else out
-        with arrays.borrow(_arguments(hidden, positions, cache, given)) as borrowed:
+        given = {"hidden": hidden, "positions": positions, "cache": cache}
+        outputs = output.given(self, out)
+        with arrays.borrow({**given, **outputs}) as borrowed:
             run = self._begin(borrowed, plan)
-            shape = (run.hidden.shape[0], self.dims.N * self.dims.V)
-            if quantised:
-                result = owner = run.array("attended", *shape)
-            else:
-                result, owner = self._result(borrowed, shape, "N * V")
+            tokens = run.hidden.shape[0]
+            layouts = output.layouts(self, tokens)
+            pairs = {
+                name: _result(borrowed, name, layout, "hidden", "cache", *(layouts.keys() - {name}))
+                for name, layout in layouts.items()
+            }
+            results = {name: result for name, (result, _) in pairs.items()}
+            attended = results.get("out")
+            if attended is None:
+                attended = run.array("attended", tokens, self.dims.N * self.dims.V)
             if run.num_tokens:
-                self._attend(run, result[: run.num_tokens])
-            result[run.num_tokens :] = 0
-            if quantised:
-                return output.quantised(run, result, out)
-            return owner if out is not None else borrowed.kind.finish(result, owner)
+                self._attend(run, attended[: run.num_tokens])
+            attended[run.num_tokens :] = 0
+            if self.output_quant is not None:
+                output.quantise(run, attended, results)
+            found = {name: _returned(borrowed, name, *pair) for name, pair in pairs.items()}
+            return output.attended(self, found)
 
     def _begin(self, borrowed: arrays.Borrowed, plan: Plan | Step | None) -> Run:
         """Check a call's arguments; nothing is launched, but a plan may be moved to the device."""
@@ -227,16 +235,6 @@ class MLALayer:
             borrowed.require_writeable("cache")
         table = None if self.rope is None else self.rope.table(borrowed.kind)
         return Run(self, borrowed.kind, hidden, positions, cache, plan, table)
-
-    def _result(
-        self, borrowed: arrays.Borrowed, shape: tuple[int, int], name: str
-    ) -> tuple[Any, Any]:
-        out = borrowed.arrays["out"]
-        if out is None:
-            return borrowed.kind.empty(shape, self.dtype)
-        checks.result(out, shape, self.dtype, borrowed.arrays["cache"], name)
-        borrowed.require_writeable("out")
-        return out, borrowed.original("out")
 
     def _attend(self, run: Run, out: Any) -> None:
         """Attention of all tokens of the step, gated: out `[T, N * V]`."""
@@ -283,8 +281,23 @@ class MLALayer:
         return kv_c, latent[:, dims.L :] if dims.R else None
 
 
-def _arguments(hidden: Any, positions: Any, cache: Any, out: Any) -> dict[str, Any]:
-    return {"hidden": hidden, "positions": positions, "cache": cache, "out": out}
+def _result(
+    borrowed: arrays.Borrowed, name: str, layout: tuple[tuple[int, int], Any], *others: str
+) -> tuple[Any, Any]:
+    """An array to write and the caller's object over it, apart from the other arguments named."""
+    shape, dtype = layout
+    found = borrowed.arrays[name]
+    if found is None:
+        return borrowed.kind.empty(shape, dtype)
+    require.output(found, name, shape, np.dtype(dtype))
+    require.apart({name: found}, {other: borrowed.arrays[other] for other in others})
+    borrowed.require_writeable(name)
+    return found, borrowed.original(name)
+
+
+def _returned(borrowed: arrays.Borrowed, name: str, result: Any, owner: Any) -> Any:
+    """What the caller gets of a pair from `_result` whose writes are queued."""
+    return owner if borrowed.arrays[name] is not None else borrowed.kind.finish(result, owner)
 
 
 def _interleaved(weights: MLAWeights, given: Rope | None) -> MLAWeights:

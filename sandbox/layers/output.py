@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from sandbox.kernels import quantise_groups, quantise_nvfp4, quantise_static, si
 from sandbox.kernels.quantise import dequantise_groups, dequantise_nvfp4, dequantise_static
 from sandbox.layers.run import Run
 from sandbox.layers.step import DecodeInputs
+
+if TYPE_CHECKING:
+    from sandbox.layers.mla import MLALayer
 
 QUANTS: dict[str, int | None] = {
     "fp8_static": None,
@@ -66,6 +69,7 @@ def start_gate(run: Run) -> Callable[[], Any]:
     gate = run.array("gate", tokens, layer.dims.N * layer.dims.V)
 
     def compute() -> Any:
+        run.stage("projections")
         run.project(run.hidden[:tokens], layer.weights.g_proj, gate)
         return gate
 
@@ -74,63 +78,76 @@ def start_gate(run: Run) -> Callable[[], Any]:
 
 def apply_gate(run: Run, gate: Callable[[], Any], attended: Any) -> None:
     """`attended * sigmoid(gate)`, in place."""
+    projected = gate()
     run.stage("output gate")
-    run.op(sigmoid_gate, attended, gate(), out=attended)
+    run.op(sigmoid_gate, attended, projected, out=attended)
 
 
-def quantised(run: Run, attended: Any, given: Quantised | None) -> Quantised:
-    """The output of attention `[T, N * V]` quantised, in arrays of the caller's kind or `given`.
+def layouts(layer: MLALayer, tokens: int) -> dict[str, tuple[tuple[int, int], Any]]:
+    """Shape and dtype of the arrays that hold the output of attention before `o_proj`.
+
+    That is `out`, or of a layer that quantises `out.codes`, and `out.scales` where there are some.
+    """
+    name, width = layer.output_quant, layer.dims.N * layer.dims.V
+    if name is None:
+        return {"out": ((tokens, width), layer.dtype)}
+    packed = name == "nvfp4"
+    found = {"out.codes": ((tokens, width // 2 if packed else width), np.uint8)}
+    if group := QUANTS[name]:
+        scales = (tokens, width // group)
+        found["out.scales"] = (scales, np.uint8 if packed else np.float32)
+    return found
+
+
+def given(layer: MLALayer, out: Any) -> dict[str, Any]:
+    """What the caller gives for `layouts`, by those names; None where it gives nothing.
 
     Raises:
-        TypeError, ValueError: `given` has other arrays than this takes.
+        TypeError, ValueError: codes where the layer has numbers, those of another quantisation.
     """
-    if given is not None:
-        if not isinstance(given, Quantised):
-            raise TypeError(f"out is {type(given).__name__}, expected a Quantised")
-        held = {"output_codes": given.codes, "output_scales": given.scales}
-        _quantise(run, attended, lambda name, *shape, dtype: arrays.adopt(held[name], name))
-        return given
-    owners: dict[str, Any] = {}
-
-    def empty(name: str, *shape: int, dtype: Any) -> Any:
-        array, owners[name] = run.kind.empty(shape, dtype)
-        return array
-
-    found = _quantise(run, attended, empty)
-    codes = run.kind.finish(found.codes, owners["output_codes"])
-    if found.scales is None:
-        return replace(found, codes=codes)
-    return replace(
-        found, codes=codes, scales=run.kind.finish(found.scales, owners["output_scales"])
-    )
+    if layer.output_quant is None:
+        if isinstance(out, Quantised):
+            raise TypeError("out is a Quantised, but output_quant is None")
+        return {"out": out}
+    if out is None:
+        return {"out.codes": None, "out.scales": None}
+    if not isinstance(out, Quantised):
+        raise TypeError(f"out is {type(out).__name__}, expected a Quantised")
+    if out.name != layer.output_quant:
+        raise ValueError(f"out is of {out.name}, but output_quant is {layer.output_quant}")
+    return {"out.codes": out.codes, "out.scales": out.scales}
 
 
-def _quantise(run: Run, attended: Any, empty: Callable[..., Any]) -> Quantised:
-    layer, (tokens, width) = run.layer, attended.shape
-    name, scale = layer.output_quant, layer.output_scale
-    group = QUANTS[name]
+def attended(layer: MLALayer, results: Mapping[str, Any]) -> Any:
+    """The arrays of `layouts` as `MLALayer.attention` returns them."""
+    if layer.output_quant is None:
+        return results["out"]
+    codes, scales = results["out.codes"], results.get("out.scales")
+    return Quantised(layer.output_quant, codes, scales, layer.output_scale)
+
+
+def quantise(run: Run, attended: Any, results: Mapping[str, Any]) -> None:
+    """The output of attention `[T, N * V]` as codes and scales, into the arrays of `layouts`."""
+    layer = run.layer
+    name, scale, codes = layer.output_quant, layer.output_scale, results["out.codes"]
     run.stage("quantise")
-    halves = 2 if name == "nvfp4" else 1
-    codes = empty("output_codes", tokens, width // halves, dtype=np.uint8)
-    if group is None:
+    if name == "fp8_static":
         run.op(quantise_static, attended, scale, out=codes)
-        return Quantised(name, codes, None, scale)
-    scale_dtype = np.uint8 if name == "nvfp4" else np.float32
-    scales = empty("output_scales", tokens, width // group, dtype=scale_dtype)
-    if name == "nvfp4":
-        run.op(quantise_nvfp4, attended, scale, out=codes, out_scales=scales)
+    elif name == "nvfp4":
+        run.op(quantise_nvfp4, attended, scale, out=codes, out_scales=results["out.scales"])
     else:
+        scales, group = results["out.scales"], QUANTS[name]
         run.op(quantise_groups, attended, group_size=group, out=codes, out_scales=scales)
-    return Quantised(name, codes, scales, scale)
 
 
-def _restored(found: Quantised) -> Any:
+def _restored(layer: MLALayer, results: Mapping[str, Any]) -> Any:
     """float32 values of codes."""
-    if found.name == "fp8_static":
-        return dequantise_static(found.codes, found.output_scale)
-    if found.name == "nvfp4":
-        return dequantise_nvfp4(found.codes, found.scales, found.output_scale)
-    return dequantise_groups(found.codes, found.scales)
+    codes = results["out.codes"]
+    if layer.output_quant == "fp8_static":
+        return dequantise_static(codes, layer.output_scale)
+    if layer.output_quant == "nvfp4":
+        return dequantise_nvfp4(codes, results["out.scales"], layer.output_scale)
+    return dequantise_groups(codes, results["out.scales"])
 
 
 def project(run: Run, attended: Any, out: Any) -> None:
@@ -147,7 +164,12 @@ def project(run: Run, attended: Any, out: Any) -> None:
                 "output_quant restores codes for the output projection in memory that no graph can "
                 "keep: capture layer.attention, which returns the codes"
             )
-        attended[...] = _restored(_quantise(run, attended, run.array)).astype(attended.dtype)
+        results = {
+            name: run.array(name, *shape, dtype=dtype)
+            for name, (shape, dtype) in layouts(layer, len(attended)).items()
+        }
+        quantise(run, attended, results)
+        attended[...] = _restored(layer, results).astype(attended.dtype)
     run.stage("output projection")
     run.project(attended, layer.weights.o_proj, out, layer.weights.o_bias)
     decode = run.step.decode

@@ -65,7 +65,7 @@ class Rope:
             return self.cos_sin
         kind = arrays.Kind.on(kind.gpu)
         if kind not in self._tables:
-            self._tables[kind] = kind.xp.asarray(self.cos_sin)
+            self._tables[kind] = kind.xp.asarray(self.cos_sin, blocking=True)
         return self._tables[kind]
 
     @classmethod

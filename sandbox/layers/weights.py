@@ -148,7 +148,9 @@ class MLAWeights:
         held = {name: value for name, value in values.items() if arrays.is_array(value)}
         if xp is np:
             held = {n: value.get() if arrays.is_gpu(value) else value for n, value in held.items()}
-        return replace(self, **{name: xp.asarray(value) for name, value in held.items()})
+            return replace(self, **held)
+        uploaded = {n: xp.asarray(value, blocking=True) for n, value in held.items()}
+        return replace(self, **uploaded)
 
 
 def random_weights(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from sandbox.kernels import require
@@ -48,9 +47,7 @@ def rms_norm(x: Any, weight: Any, *, eps: float = 1e-6, out: Any = None) -> dict
     require.same_dtype(weight, "weight", x, "x")
     require.strided_rows(weight, "weight")
     require.size(weight, "weight", 0, x.shape[1], "x's D")
-    found = require.number(eps, "eps")
-    if not 0 <= found < math.inf:
-        raise ValueError(f"eps is {eps}, expected a finite number of 0 or more")
+    found = require.not_negative(eps, "eps")
     inputs, axes = {"x": x, "weight": weight}, {"out": ("tokens", "D")}
     require.outputs({"out": out}, axes, inputs, lambda output, other: other.name == "x")
     return {"eps": found, "out": Output(tuple(x.shape), x.dtype)}
