@@ -10,14 +10,27 @@ import torch
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
 
-from sandbox import FORMATS, arrays
+from sandbox import FORMATS, PRESETS, MLADims, arrays
 from sandbox.kernels.cuda.device import no_device_reason
-from sandbox.layers import DecodeSteps, MLALayer, MLAWeights, dims_of, rope_of
+from sandbox.layers import (
+    DecodeSteps,
+    MLALayer,
+    MLAWeights,
+    Rope,
+    dims_of,
+    random_weights,
+    rope_of,
+)
 from sandbox.planner import plan_step
 
 H = 56
 LENGTHS = (11, 29, 7)
 """Tokens of the requests that most tests serve."""
+
+TINY = PRESETS["tiny"]
+ROPE = Rope.default(TINY.R, 64)
+TILED = MLADims(2, 56, 512, 24, 64, 16, q_lora_rank=20)
+"""The least that the layout of 656 bytes takes."""
 
 YARN = {
     "rope_type": "yarn",
@@ -143,6 +156,16 @@ def layer_of(module, settings, target="numpy", **options):
     return MLALayer(dims, weights, rope=rope_of(settings, max_positions=256), **options)
 
 
+def rope_for(dims):
+    return Rope.yarn(dims.R, factor=4.0, original_max_positions=64, mscale_all_dim=0.7)
+
+
+def tiny(weights=None, **options):
+    """A layer of random weights for 64 positions."""
+    weights = random_weights(TINY) if weights is None else weights
+    return MLALayer(TINY, weights, **{"rope": ROPE, **options})
+
+
 @cache
 def example(name="yarn", dtype="float32"):
     """A module, its settings, sequences and what the module makes of them: computed once."""
@@ -187,9 +210,10 @@ class Server:
         ids = np.random.default_rng(7).permutation(self.blocks)
         parallel = self.layer.context_parallel
         for request, sequence in enumerate(self.hidden):
-            needed = -(-len(sequence) // self.block_size)
+            rows = len(sequence)
             if parallel is not None:
-                needed = int(parallel.columns_needed(len(sequence)))
+                rows = int(parallel.local_lens(rows, 0))  # no rank has more than the first
+            needed = -(-rows // self.block_size)
             self.table[request, :needed], ids = ids[:needed], ids[needed:]
 
     def plan(self, query_lens, **options):

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from sandbox.kernels import OPS, conformance, cuda
+from sandbox.kernels.op import Tolerance, Variant
 
 
 def problems() -> Iterator[object]:
@@ -36,34 +38,101 @@ def test_matches_the_oracle(op, variant, target, case):
     assert outcome.passed, outcome.message
 
 
+def just_wrong(got, want, tolerance):
+    """Copies of `got`, as the oracle has it, in each one element a little too far from `want`."""
+    for field in tolerance.fields:
+        yield from just_wrong_field(got, want, field, tolerance)
+    if tolerance.fields:
+        return
+    size = np.abs(want.astype(np.float64))
+    size[~np.isfinite(size)] = -1
+    exact = np.zeros(got.shape, bool)
+    exact[..., tolerance.exact or slice(None if tolerance.ulps == 0 else 0)] = True
+    for places, move in ((exact, to_the_next_number), (~exact, beyond_the_tolerance)):
+        judged = np.where(places, size, -1)
+        place = np.unravel_index(judged.argmax(), got.shape)
+        if judged[place] >= 0:
+            moved = got.copy()
+            move(moved, want, tolerance, place)
+            yield moved
+
+
+def just_wrong_field(got, want, field, tolerance):
+    """Codes may be one step away at most, numbers as far as those that are not packed."""
+    part = (..., slice(field.offset, field.offset + field.nbytes))
+    loose = field.name in tolerance.loose
+    if field.dtype.itemsize > 1:
+        each = Tolerance(tolerance.ulps * loose)
+        parts = just_wrong(*(np.copy(rows[part]).view(field.dtype) for rows in (got, want)), each)
+    else:
+        codes = got[part].copy()
+        codes.reshape(-1)[:1] ^= 2 if loose else 1
+        parts = [codes]
+    for moved in parts:
+        if moved.size:
+            rows = got.copy()
+            rows[part] = moved.view(got.dtype)
+            yield rows
+
+
+def to_the_next_number(array, want, tolerance, place):
+    conformance.bits_of(array)[place] ^= 1
+
+
+def beyond_the_tolerance(array, want, tolerance, place):
+    """Three times as far towards zero; by any distance where none is allowed."""
+    want = want.astype(np.float64)
+    squares = np.where(np.isfinite(want), want, 0) ** 2
+    rms = np.sqrt(squares[place[:-1]].mean() if tolerance.by_row else squares.mean())
+    allowed = tolerance.ulps * ml_dtypes.finfo(array.dtype).eps * (abs(want[place]) + rms)
+    array[place] = want[place] - np.copysign(3 * allowed or 1, want[place])
+
+
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
-def test_oracle_rejects_what_is_almost_right(op):
-    """The harness has teeth: one element one step off, or one byte outside, is WRONG."""
+def test_an_element_just_too_far_is_wrong(op):
+    """Whatever the op writes, in every dtype and format; as the oracle has it, it is right."""
+    tried = set()
+    for case in op.cases("conformance"):
+        if case.size != "small":
+            continue
+        arguments = conformance.prepare(op, case, np)
+        final = op.reference(**conformance.checked_arguments(op, arguments))
+        for name in op.written(arguments):
+            want, tolerance = final[name], op.tolerance(case)[name]
+            got = want.astype(arguments[name].dtype)
+            assert not conformance.distance(got, want, tolerance)[1]
+            for wrong in just_wrong(got, want, tolerance) if got.size else ():
+                error, message = conformance.distance(wrong, want, tolerance)
+                assert message, (case.name, name)
+                assert error > 1
+                tried.add(name)
+    assert tried == set(op.returns) | set(op.mutates)
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+def test_what_is_almost_right_is_wrong(op):
+    """One element that is just too far, or one byte outside."""
     case = next(iter(op.cases("conformance")))
+    reference = op.variants["reference"]
 
     def spoil(**arguments):
-        op.variants["reference"].run(**arguments)
-        for name in op.written(arguments):
-            flat = arguments[name]
-            if flat.size:
-                bits = conformance.bits_of(flat)
-                where = tuple(0 for _ in flat.shape)
-                bits[where] ^= bits.dtype.type(1 << (8 * flat.dtype.itemsize - 2))
-                break
+        want = op.reference(**arguments)
+        reference.run(**arguments)
+        name = next(name for name in op.written(arguments) if arguments[name].size)
+        wrong = just_wrong(arguments[name], want[name], op.tolerance(case)[name])
+        arguments[name][...] = next(wrong)
 
-    spoiled = type(op.variants["reference"])(op, "spoiled", "numpy", spoil)
+    spoiled = Variant(op, "spoiled", "numpy", spoil)
     assert conformance.run(op, spoiled, case, np).status == "WRONG"
 
     def scribble(**arguments):
-        op.variants["reference"].run(**arguments)
-        name = op.written(arguments)[0]
-        array = arguments[name]
+        reference.run(**arguments)
+        array = arguments[op.written(arguments)[0]]
         end = sum((n - 1) * s for n, s in zip(array.shape, array.strides)) + array.dtype.itemsize
         beyond = np.ndarray((1,), np.uint8, _memory(array), end)
         beyond[0] ^= 0xFF
 
-    scribbling = type(spoiled)(op, "scribbling", "numpy", scribble)
-    outcome = conformance.run(op, scribbling, case, np)
+    outcome = conformance.run(op, Variant(op, "scribbling", "numpy", scribble), case, np)
     assert outcome.status == "WRONG"
     assert "guard byte" in outcome.message
 

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from layer_models import (
+    TINY,
     H,
     Server,
     assert_close,
@@ -16,16 +17,13 @@ from layer_models import (
     layer_of,
     put,
     targets,
+    tiny,
     torch_on_gpu,
     unchanged,
 )
 
-from sandbox import PRESETS, MLADims
-from sandbox.layers import MLALayer, MLAWeights, Rope, dims_of, prepare, random_weights, rope_of
-from sandbox.planner import plan_step
-
-TINY = PRESETS["tiny"]
-ROPE = Rope.default(TINY.R, 64)
+from sandbox.layers import InProcess, MLALayer, MLAWeights, dims_of, prepare, rope_of
+from sandbox.planner import ContextParallel, plan_step
 
 
 @targets
@@ -133,46 +131,10 @@ def test_workspaces_are_of_torchs_allocator(target):
     assert torch.cuda.memory_allocated() - before >= layer.workspace.nbytes
 
 
-def tiny_layer(**options):
-    return MLALayer(TINY, random_weights(TINY), **{"rope": ROPE, **options})
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"rope": None}, ValueError, "rope is missing: the model rotates 8 columns"),
-        ({"rope": Rope.default(6, 64)}, ValueError, "rope has width 6, expected R = 8"),
-        ({"cache_format": "bfloat16"}, TypeError, "plain rows are of that dtype"),
-        ({"cache_format": "fp8"}, ValueError, "cache_format is 'fp8', expected one of"),
-        ({"cache_format": "fp8_e4m3"}, ValueError, "k_scale is missing"),
-        ({"k_scale": 2.0}, ValueError, "k_scale is given"),
-        ({"cache_format": "fp8_ds_mla"}, ValueError, "fp8_ds_mla has no layout for L = 40"),
-        ({"tile_scale": "raw"}, ValueError, "tile_scale is 'raw'"),
-        ({"output_gate": True}, ValueError, "g_proj"),
-        ({"variants": {"gater": "raw_tile"}}, ValueError, "variants names an op 'gater'"),
-        ({"variants": {"gather": "fast"}}, ValueError, "variants has 'fast' for gather"),
-        ({"prefill_descales": (1.0, 2.0)}, ValueError, "prefill_descales needs three"),
-        ({"output_quant": "fp4"}, ValueError, "output_quant is 'fp4', expected one of"),
-        ({"output_quant": "fp8_static"}, ValueError, "fp8_static needs one"),
-        ({"output_quant": "fp8_group_64"}, ValueError, "N . V = 48 to be a multiple of 64"),
-        ({"output_scale": 2.0}, ValueError, "output_scale is given"),
-        ({"cp_heads": "both"}, ValueError, "cp_heads is 'both'"),
-        ({"cp_combine": "sum"}, ValueError, "cp_combine is 'sum'"),
-        ({"softmax_scale": -1.0}, ValueError, "softmax_scale is -1.0"),
-        ({"tp_size": 2}, ValueError, "tp_size is 2"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(options, error, message):
-    with pytest.raises(error, match=message):
-        tiny_layer(**options)
-
-
-def test_dims_that_rotate_nothing_take_no_rope():
-    nope = replace(TINY, rope=False)
-    with pytest.raises(ValueError, match="rope is given, but dims say that nothing is rotated"):
-        MLALayer(nope, random_weights(nope), rope=ROPE)
-    with pytest.raises(ValueError, match="qk_rope_head_dim is 7, expected an even number"):
-        MLADims(3, 56, 40, 24, 7, 16)
+def read_only(*shape):
+    array = np.zeros(shape, np.float32)
+    array.flags.writeable = False
+    return array
 
 
 def call(layer, **changes):
@@ -201,15 +163,17 @@ def call(layer, **changes):
         ({"cache": np.zeros((2, 4, 47), np.float32)}, ValueError, "cache has shape"),
         ({"cache": np.zeros((2, 4, 48), np.uint8)}, TypeError, "cache is uint8"),
         ({"cache": None}, TypeError, "cache is missing"),
+        ({"cache": read_only(2, 4, 48)}, ValueError, "cache: the array is read-only"),
         ({"plan": 3}, TypeError, "plan is int"),
         ({"out": np.zeros((3, 55), np.float32)}, ValueError, "out has shape"),
         ({"out": np.zeros((4, 56), np.float32)}, ValueError, "out has shape"),
         ({"out": np.zeros((3, 56), np.float16)}, TypeError, "out is float16"),
         ({"out": np.broadcast_to(np.zeros(56, np.float32), (3, 56))}, ValueError, "out"),
+        ({"out": read_only(3, 56)}, ValueError, "out: the array is read-only"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_changes(changes, error, message):
-    layer = tiny_layer()
+    layer = tiny()
     cache = changes.get("cache", np.ones((2, 4, 48), np.float32))
     before = None if cache is None else cache.copy()
     with pytest.raises(error, match=message):
@@ -217,11 +181,74 @@ def test_bad_arguments_are_refused_before_anything_changes(changes, error, messa
     assert cache is None or np.array_equal(cache, before)
 
 
-def test_a_read_only_cache_is_refused():
-    cache = np.zeros((2, 4, 48), np.float32)
-    cache.flags.writeable = False
-    with pytest.raises(ValueError, match="cache: the array is read-only"):
-        call(tiny_layer(), cache=cache)
+def served(block_size=4, positions=0, **plan):
+    """A step of a decode and a prefill of one request each."""
+    table = plan.pop("table", np.array([[0, 1], [2, 3]], np.int32))
+    context_lens = plan.pop("context_lens", [2, 1])
+    plan = plan_step([1, 3], context_lens, table, block_size, None, **plan)
+    cache = np.zeros((4, 4, TINY.E), np.float32)
+    return np.ones((4, 56), np.float32), plan.batch.positions + positions, cache, plan
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block_size": 2}, "cache has shape .4, 4, 48., expected 2 on axis 1: the plan's block"),
+        ({"parallel": ContextParallel(2, block_size=4)}, "plan is for contexts of ContextPara"),
+        ({"positions": np.array([0, 0, 0, 64])}, "positions run from 1 to 67, expected 0 to 63"),
+        ({"positions": np.array([0, -2, 0, 0])}, "positions run from -1 to 3, expected 0 to 63"),
+        ({"table": np.array([[0, 1], [4, 3]], np.int32)}, "plan has slot 19, but the cache has 16"),
+        (
+            {"table": np.array([[9, 1], [2, 3]], np.int32), "context_lens": [4, 1]},
+            "plan has block 9, but the cache has 4",
+        ),
+        (
+            {"table": np.array([[0, 1], [8, 3]], np.int32), "context_lens": [2, 4]},
+            "plan has block 8, but the cache has 4",
+        ),
+    ],
+)
+def test_a_step_that_does_not_fit_changes_nothing(options, message):
+    """Not even the rows of its decodes, which are written first."""
+    hidden, positions, cache, plan = served(**options)
+    with pytest.raises(ValueError, match=message):
+        tiny()(hidden, positions, cache, plan)
+    assert not cache.any()
+
+
+def test_ranks_must_be_those_of_the_plan():
+    parallel = ContextParallel(2, interleave=1, block_size=4)
+    table = np.array([[0, 1]], np.int32)
+    cache = np.zeros((4, 4, TINY.E), np.float32)
+    hidden = np.ones((3, 56), np.float32)
+
+    def run(collective):
+        layer = tiny(context_parallel=parallel, collective=collective)
+        other = replace(parallel, interleave=4)
+        for plan, message in (
+            (plan_step([3], [0], table, 4, None), "plan is for contexts of None"),
+            (plan_step([3], [0], table, 4, None, parallel=other), "interleave=4"),
+            (
+                plan_step([3], [0], table, 4, None, parallel=parallel, rank=1 - collective.rank),
+                f"plan is rank {1 - collective.rank}'s, the layer is rank {collective.rank}",
+            ),
+        ):
+            with pytest.raises(ValueError, match=message):
+                layer(hidden, None, cache, plan)
+        return True
+
+    assert all(InProcess(2).run(run))
+
+
+def test_out_may_not_lie_in_the_cache():
+    hidden, positions, cache, plan = served()
+    wide = np.zeros((4, 4, 2 * TINY.E), np.float32)
+    out = wide.reshape(16, -1)[:4, :56]
+    with pytest.raises(ValueError, match="out shares memory with cache"):
+        tiny()(hidden, positions, wide[..., : TINY.E], plan, out=out)
+    out = np.lib.stride_tricks.as_strided(np.zeros(99, np.float32), (4, 56), (40, 4))
+    with pytest.raises(ValueError, match="its elements share memory"):
+        tiny()(hidden, positions, cache, plan, out=out)
 
 
 @pytest.mark.parametrize("target", [pytest.param("torch_cuda", marks=torch_on_gpu)])
@@ -238,7 +265,7 @@ def test_arrays_on_other_devices_are_refused(target):
 def test_what_a_variant_cannot_take_is_said():
     from sandbox.kernels import Unavailable
 
-    layer = tiny_layer(variants={"prefill_attention": "raw_mma"})
+    layer = tiny(variants={"prefill_attention": "raw_mma"})
     with pytest.raises(Unavailable, match="prefill_attention variant 'raw_mma': takes"):
         call(layer)
 

@@ -9,7 +9,7 @@ import pytest
 
 from experiments import layer_bench, layer_contenders, layer_cost, layer_problems
 from experiments import layer_oracle as oracle_module
-from experiments.layer_check import judge
+from experiments.layer_check import ALLOWED, judge
 from experiments.layer_problems import Problem, decodes, prefills
 from experiments.layer_selection import LayerSelection, plan_work
 from experiments.plan import BadOption
@@ -284,6 +284,16 @@ class TestFaults:
         out = held.expected.out * factor
         out *= 1 + 0.012 * rng.standard_normal(out.shape)
         found = judge(held.inputs, out.astype(held.inputs.hidden.dtype), held.expected, False)
+        assert found.status == status
+
+    @pytest.mark.parametrize(("off", "status"), [(1e-4, "PASSED"), (3e-4, "WRONG")])
+    def test_no_element_may_be_far_off_however_near_the_others_are(self, off, status):
+        made = problem("5+9", dims=replace(TINY, hidden_size=512))
+        held = layer_bench.bench(made, False, None)
+        out = held.expected.out.copy()
+        out[3, 5] += off * np.sqrt((out[3] ** 2).mean())
+        found = judge(held.inputs, out.astype(np.float32), held.expected, False)
+        assert found.rms_error < ALLOWED["float32"][0]
         assert found.status == status
 
     def test_nan_is_wrong(self):

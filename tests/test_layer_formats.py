@@ -4,22 +4,22 @@ import numpy as np
 import pytest
 from few_lines import mla
 from layer_models import (
+    TILED,
     Server,
     assert_close,
     at_once,
     in_chunks,
     put_all,
+    rope_for,
     sequences,
     targets,
     token_by_token,
 )
 
 from sandbox import FORMATS, MLADims, choose_k_scale
-from sandbox.layers import MLALayer, Rope, random_weights
+from sandbox.layers import MLALayer, random_weights
 
 DIMS = MLADims(3, 56, 40, 24, 8, 16, q_lora_rank=20)
-TILED = MLADims(2, 56, 512, 24, 64, 16, q_lora_rank=20)
-"""The least that the layout of 656 bytes takes."""
 
 OWN_ERROR = {
     "float32": 3e-6,
@@ -30,10 +30,6 @@ OWN_ERROR = {
     "int4_per_token": 0.9,
 }
 """Of the layer's output over its root mean square, largest element."""
-
-
-def rope_for(dims):
-    return Rope.yarn(dims.R, factor=4.0, original_max_positions=64, mscale_all_dim=0.7)
 
 
 def problem(name):

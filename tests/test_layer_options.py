@@ -5,20 +5,27 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from few_lines import mla
-from layer_models import Server, assert_close, back, in_chunks, put, put_all, sequences, targets
-from test_layer_formats import TILED, rope_for
+from layer_models import (
+    ROPE,
+    TILED,
+    TINY,
+    Server,
+    assert_close,
+    back,
+    in_chunks,
+    put,
+    put_all,
+    rope_for,
+    sequences,
+    targets,
+    tiny,
+)
 
-from sandbox import FORMATS, PRESETS
+from sandbox import FORMATS, MLADims
+from sandbox.kernels import OPS
+from sandbox.kernels.op import Variant
 from sandbox.layers import InProcess, MLALayer, MLAWeights, Rope, random_weights
-from sandbox.planner import ContextParallel, plan_step
-
-TINY = PRESETS["tiny"]
-ROPE = Rope.default(TINY.R, 64)
-
-
-def tiny(weights=None, **options):
-    weights = random_weights(TINY) if weights is None else weights
-    return MLALayer(TINY, weights, **{"rope": ROPE, **options})
+from sandbox.planner import ContextParallel
 
 
 def test_eps_is_that_of_both_norms():
@@ -106,8 +113,26 @@ def test_heads_are_sharded_by_default_where_weights_are():
     assert InProcess(3).run(run) == [("replicated", "sharded")] * 3
 
 
-def test_deterministic_and_automatic_variants_are_passed_on():
-    server = Server(tiny(deterministic=True, variants={"decode_attention": "auto"}), sequences())
+def test_decodes_are_told_what_was_asked_and_how_long_contexts_are(monkeypatch):
+    told = []
+    op = OPS["decode_attention"]
+
+    def records(**arguments):
+        told.append((arguments["deterministic"], arguments["max_seq_len"]))
+        op.variants["reference"].run(**arguments)
+
+    monkeypatch.setitem(op.variants, "records", Variant(op, "records", "numpy", records))
+    for deterministic in (False, True):
+        variants = {"decode_attention": "records"}
+        server = Server(tiny(deterministic=deterministic, variants=variants), sequences())
+        server.step([4, 9, 2])
+        server.step([1, 1, 1])
+        server.step([1, 2, 1], decode_threshold=2)
+    assert told == [(False, 10), (False, 12), (True, 10), (True, 12)]
+
+
+def test_automatic_variants_may_be_asked_for():
+    server = Server(tiny(variants={"decode_attention": "auto"}), sequences())
     plain = Server(tiny(), sequences())
     for each in (server, plain):
         in_chunks(each)
@@ -122,11 +147,36 @@ def half(dims):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
+        ({"rope": None}, ValueError, "rope is missing: the model rotates 8 columns"),
+        ({"rope": Rope.default(6, 64)}, ValueError, "rope has width 6, expected R = 8"),
+        ({"cache_format": "bfloat16"}, TypeError, "plain rows are of that dtype"),
+        ({"cache_format": "fp8"}, ValueError, "cache_format is 'fp8', expected one of"),
+        ({"cache_format": "fp8_e4m3"}, ValueError, "k_scale is missing"),
+        ({"k_scale": 2.0}, ValueError, "k_scale is given"),
+        ({"cache_format": "fp8_ds_mla"}, ValueError, "fp8_ds_mla has no layout for L = 40"),
+        ({"tile_scale": "raw"}, ValueError, "tile_scale is 'raw'"),
+        ({"output_gate": True}, ValueError, "g_proj"),
+        ({"variants": {"gater": "raw_tile"}}, ValueError, "variants names an op 'gater'"),
+        ({"variants": {"gather": "fast"}}, ValueError, "variants has 'fast' for gather"),
+        ({"output_quant": "fp4"}, ValueError, "output_quant is 'fp4', expected one of"),
+        ({"output_quant": "fp8_static"}, ValueError, "fp8_static needs one"),
+        ({"output_quant": "fp8_group_64"}, ValueError, "N . V = 48 to be a multiple of 64"),
+        ({"output_scale": 2.0}, ValueError, "output_scale is given"),
+        ({"cp_heads": "both"}, ValueError, "cp_heads is 'both'"),
+        ({"cp_combine": "sum"}, ValueError, "cp_combine is 'sum'"),
+        ({"softmax_scale": -1.0}, ValueError, "softmax_scale is -1.0"),
+        ({"tp_size": 2}, ValueError, "tp_size is 2"),
         ({"rope": ROPE.cos_sin}, TypeError, "rope is ndarray, expected a Rope"),
         ({"variants": ["linear"]}, TypeError, "variants is list"),
         ({"context_parallel": 2}, TypeError, "context_parallel is int"),
+        (
+            {"context_parallel": ContextParallel(2)},
+            ValueError,
+            "collective has 1 ranks, but context_parallel 2",
+        ),
         ({"collective": InProcess(1)}, TypeError, "collective is InProcess, expected one rank's"),
         ({"prefill_descales": 1.0}, ValueError, "prefill_descales needs three"),
+        ({"prefill_descales": (1.0, 2.0)}, ValueError, "prefill_descales needs three"),
         ({"prefill_descales": (1.0, -1.0, 1.0)}, ValueError, "k_descale is -1.0"),
         ({"decode_q_descale": 0.0}, ValueError, "decode_q_descale is 0.0"),
         ({"output_quant": "nvfp4", "output_scale": np.nan}, ValueError, "output_scale is nan"),
@@ -140,87 +190,30 @@ def half(dims):
         ({"overlap_tokens": "a"}, TypeError, "overlap_tokens is str"),
     ],
 )
-def test_what_no_option_can_be_is_refused(options, error, message):
+def test_options_that_cannot_be_or_do_not_go_together_are_refused(options, error, message):
     with pytest.raises(error, match=message):
         tiny(**options)
 
 
-def test_weights_of_another_model_are_refused():
+def test_dims_that_rotate_nothing_take_no_rope():
+    nope = replace(TINY, rope=False)
+    with pytest.raises(ValueError, match="rope is given, but dims say that nothing is rotated"):
+        MLALayer(nope, random_weights(nope), rope=ROPE)
+    with pytest.raises(ValueError, match="qk_rope_head_dim is 7, expected an even number"):
+        MLADims(3, 56, 40, 24, 7, 16)
+
+
+def test_weights_of_another_model_or_rank_are_refused():
     weights = MLAWeights.load(random_weights(TINY, output_gate=True), TINY, output_gate=True)
     with pytest.raises(ValueError, match="output_gate is False, but weights have a g_proj"):
         MLALayer(TINY, weights, rope=ROPE)
     for other in (half(TINY), replace(TINY, rope=False)):
         with pytest.raises(ValueError, match="weights are of MLADims"):
             MLALayer(other, weights, rope=ROPE if other.rope else None, output_gate=True)
-
-
-def served(block_size=4, positions=0, **plan):
-    """A step of a decode and a prefill of one request each."""
-    table = plan.pop("table", np.array([[0, 1], [2, 3]], np.int32))
-    plan = plan_step([1, 3], [2, 1], table, block_size, None, **plan)
-    cache = np.zeros((4, 4, TINY.E), np.float32)
-    return np.ones((4, 56), np.float32), plan.batch.positions + positions, cache, plan
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"block_size": 2}, "cache has shape .4, 4, 48., expected 2 on axis 1: the plan's block"),
-        ({"parallel": ContextParallel(2, block_size=4)}, "plan is for contexts of ContextPara"),
-        ({"positions": np.array([0, 0, 0, 64])}, "positions run from 1 to 67, expected 0 to 63"),
-        ({"table": np.array([[0, 1], [4, 3]], np.int32)}, "plan has slot 19, but the cache has 16"),
-    ],
-)
-def test_a_step_that_does_not_fit_changes_nothing(options, message):
-    """Not even the rows of its decodes, which are written first."""
-    hidden, positions, cache, plan = served(**options)
-    with pytest.raises(ValueError, match=message):
-        tiny()(hidden, positions, cache, plan)
-    assert not cache.any()
-
-
-def test_a_context_block_that_the_cache_lacks_changes_nothing():
-    table = np.array([[0, 1, 2], [9, 3, 3]], np.int32)
-    plan = plan_step([1, 3], [2, 4], table, 4, None)
-    cache = np.zeros((4, 4, TINY.E), np.float32)
-    with pytest.raises(ValueError, match="plan has block 9, but the cache has 4"):
-        tiny()(np.ones((4, 56), np.float32), None, cache, plan)
-    assert not cache.any()
-
-
-def test_ranks_must_be_those_of_the_plan():
-    parallel = ContextParallel(2, interleave=1, block_size=4)
-    table = np.array([[0, 1]], np.int32)
-    cache = np.zeros((4, 4, TINY.E), np.float32)
-    hidden = np.ones((3, 56), np.float32)
-
-    def run(collective):
-        layer = tiny(context_parallel=parallel, collective=collective)
-        other = replace(parallel, interleave=4)
-        for plan, message in (
-            (plan_step([3], [0], table, 4, None), "plan is for contexts of None"),
-            (plan_step([3], [0], table, 4, None, parallel=other), "interleave=4"),
-            (
-                plan_step([3], [0], table, 4, None, parallel=parallel, rank=1 - collective.rank),
-                f"plan is rank {1 - collective.rank}'s, the layer is rank {collective.rank}",
-            ),
-        ):
-            with pytest.raises(ValueError, match=message):
-                layer(hidden, None, cache, plan)
-        return True
-
-    assert all(InProcess(2).run(run))
-
-
-def test_out_may_not_lie_in_the_cache():
-    hidden, positions, cache, plan = served()
-    wide = np.zeros((4, 4, 2 * TINY.E), np.float32)
-    out = wide.reshape(16, -1)[:4, :56]
-    with pytest.raises(ValueError, match="out shares memory with cache"):
-        tiny()(hidden, positions, wide[..., : TINY.E], plan, out=out)
-    out = np.lib.stride_tricks.as_strided(np.zeros(99, np.float32), (4, 56), (40, 4))
-    with pytest.raises(ValueError, match="its elements share memory"):
-        tiny()(hidden, positions, cache, plan, out=out)
+    part = MLAWeights.load(random_weights(TINY), TINY, tp_rank=1, tp_size=3)
+    with pytest.raises(ValueError, match="weights are those of rank 1 of 3, but tp_rank is 0"):
+        tiny(part)
+    tiny(part, tp_rank=1, tp_size=3)
 
 
 def test_a_prefix_of_names():

@@ -1,32 +1,35 @@
 """Any choice of variants gives the same layer; a layer says which it cannot run."""
 
+from collections import defaultdict
+
 import pytest
 from layer_models import Server, assert_close, on_gpu, put_all, sequences
 
 from sandbox import MLADims
 from sandbox.kernels import OPS, Unavailable
-from sandbox.layers import MLALayer, Rope, random_weights
+from sandbox.kernels.op import Op
+from sandbox.layers import InProcess, MLALayer, Rope, random_weights
+from sandbox.planner import ContextParallel
 
-DIMS = MLADims(3, 56, 40, 24, 8, 16, q_lora_rank=20)
-USED = [
-    "gather",
-    "concat_insert_prefill",
-    "concat_insert_decode",
-    "concat_context",
-    "lse_merge",
-    "prefill_attention",
-    "decode_attention",
-    "rms_norm",
-    "sigmoid_gate",
-    "linear",
-]
-CODED = ["concat_insert_prefill_fp8", "concat_context_fp8"]
+DIMS = MLADims(4, 56, 40, 24, 8, 16, q_lora_rank=20)
+USED = [name for name in OPS if name != "concat_insert"]
+SPREAD = ["lse_merge_k", "dequantize_context"]
+"""Ops for contexts over ranks."""
+CODED = {"prefill_descales": (0.011, 0.013, 0.017), "decode_q_descale": 0.03}
+OPTIONS = {
+    "concat_insert_prefill_fp8": CODED,
+    "concat_context_fp8": CODED,
+    "quantise_static": {"output_quant": "fp8_static", "output_scale": 0.01},
+    "quantise_groups": {"output_quant": "fp8_group_64"},
+    "quantise_nvfp4": {"output_quant": "nvfp4", "output_scale": 0.01},
+}
+"""What a layer must be told to use the op at all."""
 BOUNDS = {"float32": 1e-5, "bfloat16": 0.06}
 
 
 def choices(gpu):
     """Every variant of the ops that a layer uses, with why it cannot run on this target."""
-    for name in USED + CODED:
+    for name in USED:
         for variant in OPS[name].variants.values():
             reason = variant.unavailable(variant.target(gpu=gpu))
             marks = on_gpu if gpu else []
@@ -35,11 +38,23 @@ def choices(gpu):
             yield pytest.param(name, variant.name, id=f"{name}={variant.name}", marks=marks)
 
 
-def serve(target, dtype, variants, coded=False, cache_format=None):
+@pytest.fixture
+def chosen(monkeypatch):
+    """Names of the variants that ran, by the name of their op."""
+    names = defaultdict(set)
+    choose = Op.choose
+
+    def seen(op, variant, arguments):
+        found = choose(op, variant, arguments)
+        names[op.name].add(found.name)
+        return found
+
+    monkeypatch.setattr(Op, "choose", seen)
+    return names
+
+
+def serve(target, dtype, variants, **options):
     weights = random_weights(DIMS, dtype, output_gate=True, seed=5)
-    options = {"prefill_descales": (0.011, 0.013, 0.017), "decode_q_descale": 0.03} if coded else {}
-    if cache_format:
-        options |= {"cache_format": cache_format, "k_scale": 0.02}
     layer = MLALayer(
         DIMS,
         put_all(weights, target),
@@ -56,18 +71,39 @@ def serve(target, dtype, variants, coded=False, cache_format=None):
     return server.results()
 
 
-def check(target, op, variant):
+def serve_spread(target, dtype, variants, **options):
+    """On two ranks, the second without the variants: simulators of kernels know one thread."""
+    parallel = ContextParallel(2, block_size=4)
+
+    def run(collective):
+        mine = {} if collective.rank else variants
+        spread = {"context_parallel": parallel, "collective": collective}
+        return serve(target, dtype, mine, **spread, **options)
+
+    return InProcess(2).run(run)[0]
+
+
+def check(target, op, variant, chosen):
     """Over a plain cache, and in 16 bits over a packed one; a simulated kernel over one of them."""
-    coded = op in CODED
+    run = serve_spread if op in SPREAD else serve
     problems = [("float32", None), ("bfloat16", "fp8_e4m3"), ("bfloat16", None)]
+    if op == "dequantize_context":
+        problems = [("float32", "fp8_e4m3"), ("bfloat16", "fp8_e4m3")]
     ran, reason = 0, ""
     for dtype, cache_format in problems:
+        options = OPTIONS.get(op, {})
+        if cache_format:
+            options = options | {"cache_format": cache_format, "k_scale": 0.02}
+        want = run(target, dtype, {}, **options)
+        others = chosen.pop(op) if op in SPREAD else set()
+        chosen.clear()
         try:
-            got = serve(target, dtype, {op: variant}, coded, cache_format)
+            got = run(target, dtype, {op: variant}, **options)
         except Unavailable as refusal:
             reason = str(refusal)
             continue
-        want = serve(target, dtype, {}, coded, cache_format)
+        assert chosen[op] | others == {variant} | others
+        coded = OPTIONS.get(op) is CODED
         assert_close(got, want, 0.3 if coded or cache_format else BOUNDS[dtype])
         ran += 1
         if ran == 2 or (target == "numpy" and variant.startswith("numba")):
@@ -77,10 +113,10 @@ def check(target, op, variant):
 
 
 @pytest.mark.parametrize(("op", "variant"), [*choices(gpu=False)])
-def test_a_variant_gives_the_same(op, variant):
-    check("numpy", op, variant)
+def test_a_variant_gives_the_same(op, variant, chosen):
+    check("numpy", op, variant, chosen)
 
 
 @pytest.mark.parametrize(("op", "variant"), [*choices(gpu=True)])
-def test_a_variant_gives_the_same_on_a_gpu(op, variant):
-    check("cupy", op, variant)
+def test_a_variant_gives_the_same_on_a_gpu(op, variant, chosen):
+    check("cupy", op, variant, chosen)
