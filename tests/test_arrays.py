@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 
 from sandbox import arrays
-from sandbox.arrays import DTYPES, adopt, bfloat16, borrow, device_scalar, exporter, namespace
+from sandbox.arrays import (
+    DTYPES,
+    adopt,
+    bfloat16,
+    borrow,
+    device_scalar,
+    exporter,
+    namespace,
+    streams,
+)
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -243,7 +252,7 @@ class FakeKind(arrays.Kind):
 @pytest.fixture
 def cuda(monkeypatch):
     fake = FakeCuda()
-    monkeypatch.setattr(arrays, "import_cupy", lambda: types.SimpleNamespace(cuda=fake))
+    monkeypatch.setattr(streams, "import_cupy", lambda: types.SimpleNamespace(cuda=fake))
     return fake
 
 
@@ -254,16 +263,16 @@ def state(cuda):
 def test_device_and_stream_are_made_current_and_restored(cuda):
     before = state(cuda)
     theirs = FakeStream(cuda, 77)
-    with arrays._current(1, {FakeKind(1, theirs)}):
+    with streams.make_current(1, {FakeKind(1, theirs)}):
         assert cuda.current == 1
         assert cuda.get_current_stream() is theirs
         cuda.runtime.setDevice(0)
     assert state(cuda) == before
     assert not theirs.log
-    with pytest.raises(KeyError), arrays._current(1, {FakeKind(1, theirs)}):
+    with pytest.raises(KeyError), streams.make_current(1, {FakeKind(1, theirs)}):
         raise KeyError
     assert state(cuda) == before
-    with pytest.raises(KeyError), arrays._current(1, {FakeKind(1, error=KeyError())}):
+    with pytest.raises(KeyError), streams.make_current(1, {FakeKind(1, error=KeyError())}):
         pass
     assert state(cuda) == before
 
@@ -271,7 +280,7 @@ def test_device_and_stream_are_made_current_and_restored(cuda):
 def test_without_tensors_the_current_stream_stays(cuda):
     mine = FakeStream(cuda, 5)
     cuda.streams[1] = mine
-    with arrays._current(1, {FakeKind(1)}):
+    with streams.make_current(1, {FakeKind(1)}):
         assert cuda.get_current_stream() is mine
     assert cuda.streams[1] is mine
     assert not mine.log
@@ -281,14 +290,14 @@ def test_mixed_libraries_are_ordered_except_under_capture(cuda):
     outer = cuda.streams[0]
     theirs, capturing = FakeStream(cuda, 77), FakeStream(cuda, 78, capturing=True)
     for stream, expected in [(theirs, [outer]), (capturing, [])]:
-        with arrays._current(0, {FakeKind(0), FakeKind(0, stream)}):
+        with streams.make_current(0, {FakeKind(0), FakeKind(0, stream)}):
             assert stream.log == expected
 
 
 def test_kinds_that_must_wait_do_so_at_the_end(cuda):
     kind = FakeKind(0)
     kind.waits_on_exit = True
-    with arrays._current(0, {kind}):
+    with streams.make_current(0, {kind}):
         assert not cuda.streams[0].log
     assert cuda.streams[0].log == ["synchronize"]
 

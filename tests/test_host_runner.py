@@ -268,8 +268,7 @@ def test_the_same_text_in_another_folder_is_not_compiled_again(tmp_path):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(
-            f'extern "C" __global__ void fill(float* out) {{ out[0] = {value}; }}\n'
-            f"// {tmp_path}\n"
+            f'extern "C" __global__ void fill(float* out) {{ out[0] = {value}; }}\n// {tmp_path}\n'
         )
         return HostModule(KernelSource(path, "fill"), {}, checked=True).path
 
