@@ -31,6 +31,12 @@ def rng() -> np.random.Generator:
 
 
 @pytest.fixture
+def torch():
+    """torch, without which the test is skipped."""
+    return pytest.importorskip("torch", reason="torch is not installed")
+
+
+@pytest.fixture
 def scale() -> CudaKernel:
     return CudaKernel(KERNELS / "scale.cu", "scale")
 
