@@ -1,9 +1,10 @@
 """No kernel computes in double precision, which a GPU does at a fraction of float32's rate."""
 
 import pytest
+from variants_here import needs_nvrtc
 
 from sandbox.kernels import OPS, specialisations
-from sandbox.kernels.cuda import nvrtc, source
+from sandbox.kernels.cuda import source
 
 RAW = [
     pytest.param(op, variant, id=f"{op.name}-{variant.name}")
@@ -11,13 +12,6 @@ RAW = [
     for variant in op.variants.values()
     if variant.kind == "cuda"
 ]
-
-
-def why_nothing_compiles():
-    try:
-        return nvrtc.unsupported("sm_80")
-    except RuntimeError as missing:
-        return str(missing)
 
 
 def one_case_a_format(op):
@@ -45,7 +39,7 @@ def launches(op, variant, arch):
     return [(launch, arch) for launch in found if not launch.kernel.unsupported(arch)]
 
 
-@pytest.mark.skipif(why_nothing_compiles() is not None, reason=f"{why_nothing_compiles()}")
+@needs_nvrtc
 @pytest.mark.parametrize(("op", "variant"), RAW)
 def test_computes_nothing_in_double_precision(op, variant):
     # sm_80 has no instructions for 8-bit floats; without them CUDA's own conversions go by double.

@@ -8,12 +8,12 @@ from lse_merge_states import (
     bits,
     coded,
     codes,
-    here,
     pair,
     stacked,
     state,
     two_states,
 )
+from variants_here import here
 
 from sandbox.arrays import bfloat16
 from sandbox.kernels.lse_merge import lse_merge, lse_merge_k
@@ -22,9 +22,7 @@ EDGES = [0, -0.0, 448, 449, 464, 465, -464, -465, 1e30, -1e30, np.inf, -np.inf, 
 EDGES += [2**-9, 2**-10, 1.5 * 2**-9, -(2**-10), 2**-30, 1e-40, 1.0625, 1.1875, 17, -19, 0.1, 3]
 """Around the largest number, the subnormals and the ties of E4M3."""
 
-LARGE = pytest.mark.parametrize(
-    "variant", [each for each in here(lse_merge) if not each.id.startswith(("numba", "ref"))]
-)
+LARGE = pytest.mark.parametrize("variant", here(lse_merge, kinds=["cuda", "torch"]))
 
 
 def edges(dtype, scale):
