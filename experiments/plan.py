@@ -16,7 +16,7 @@ from experiments.workloads import Limits
 from sandbox import arrays
 from sandbox.cache_formats import FORMATS
 from sandbox.dims import PRESETS, MLADims
-from sandbox.kernels import OPS
+from sandbox.kernels import OPS, require
 from sandbox.kernels.case import Case, Workload
 from sandbox.kernels.cuda import no_device_reason
 from sandbox.kernels.op import Op
@@ -36,7 +36,6 @@ LETTERS = {
 KEPT_OPTIONS = ("trace", "batches", "scale", "dims", "dtype", "format", "seed")
 """Options that a reproduced row needs as they were."""
 FLAGS = ("quick", "checked")
-DTYPES = ("bfloat16", "float16", "float32")
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -146,8 +145,9 @@ def parse_dims(text: str) -> tuple[str, MLADims]:
 
 def parse_dtype(text: str) -> np.dtype:
     name = DTYPE_NAMES.get(text, text)
-    if name not in DTYPES:
-        raise BadOption(f"--dtype {text!r}: expected {', '.join(DTYPES)}")
+    known = [dtype.name for dtype in require.FLOATS]
+    if name not in known:
+        raise BadOption(f"--dtype {text!r}: expected {', '.join(known)}")
     return arrays.DTYPES[name]
 
 
