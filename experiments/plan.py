@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 
 from experiments import workloads
 from experiments.session import CPU_TARGETS, Problem
+from experiments.worker import import_variant_file
 from experiments.workloads import Limits
 from sandbox import arrays
 from sandbox.cache_formats import FORMATS
@@ -81,6 +82,15 @@ class Selection:
             elif each.name in KEPT_OPTIONS and value != each.default:
                 words += ["--" + each.name, str(value)]
         return shlex.join(words)
+
+
+def import_variant_files(paths: Iterable[Path]) -> None:
+    """Registers the variants of the user's files. Raises BadOption, which names the file."""
+    for path in paths:
+        try:
+            import_variant_file(path)
+        except Exception as failure:
+            raise BadOption(f"--variant-file {path}: {failure}") from failure
 
 
 def chosen_ops(names: Sequence[str]) -> list[Op]:
