@@ -159,6 +159,11 @@ def test_a_run_leaves_rows_tables_plots_and_a_report(planted_run):
     assert max(map(len, table.splitlines())) <= 120
     assert "planted_last" in table
     assert f"--case {CASE} --variants planted_crash" in failures
+    rows = read_rows(folder)
+    failed, passed = sum(row.failed for row in rows), sum(row.status == "PASSED" for row in rows)
+    assert 0 < passed < failed
+    verdict = f"{failed} failed, {passed} passed; everything is in {folder}/"
+    assert verdict in done.stdout.splitlines()
 
 
 def test_each_row_has_every_column_and_no_host_time_as_gpu_time(planted_run):
