@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,6 +47,14 @@ def say(text: str, style: str = "", indent: int = 0) -> None:
         )
         text = "\n".join(lines)
     console.print(text, style=style, soft_wrap=True, highlight=False, markup=False)
+
+
+def say_verdict(rows: Sequence[Any], folder: Path) -> None:
+    """How many of a run's rows failed and passed, and where the run is."""
+    failed = sum(row.failed for row in rows)
+    passed = sum(row.status == "PASSED" for row in rows)
+    verdict = f"{failed} failed, " * (failed > 0) + f"{passed} passed; everything is in {folder}/"
+    say(verdict, "bold red" if failed else "bold")
 
 
 def stop(message: str) -> typer.Exit:

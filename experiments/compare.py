@@ -23,6 +23,7 @@ from experiments.cli import (
     console,
     run_as_script,
     say,
+    say_verdict,
     stop,
 )
 from experiments.fingerprint import command_line, fingerprint
@@ -33,10 +34,10 @@ from experiments.plan import (
     chosen_ops,
     chosen_targets,
     chosen_variants,
+    import_variant_files,
 )
 from experiments.results import Row, Run, run_folder
 from experiments.session import Session, group_variants
-from experiments.worker import import_variant_file
 from experiments.worker_process import TaskFailed, WorkerDied, WorkerProcess
 from experiments.workloads import TraceError
 
@@ -184,11 +185,7 @@ def compare(
 
 def plan_sessions(selection: Selection, timeout_s: float) -> tuple[list[Session], list[str]]:
     """A session for each op and group of targets that has something to run; what is left out."""
-    for path in selection.variant_files:
-        try:
-            import_variant_file(path)
-        except Exception as failure:
-            raise BadOption(f"--variant-file {path}: {failure}") from failure
+    import_variant_files(selection.variant_files)
     chosen = chosen_ops(selection.ops)
     names = chosen_variants(chosen, selection.variants)
     targets = chosen_targets(selection.target)
@@ -314,11 +311,7 @@ def show(rows: Sequence[Row], folder: Path) -> None:
         console.print(line, style="red", highlight=False, markup=False, soft_wrap=True)
     if len(failures) > FAILURES_SHOWN:
         console.print(f"and {len(failures) - FAILURES_SHOWN} more failures", style="red")
-    failed = sum(row.failed for row in rows)
-    passed = sum(row.status == "PASSED" for row in rows)
-    verdict = f"{failed} failed, " * (failed > 0) + f"{passed} passed; everything is in {folder}/"
-    style = "bold red" if failed else "bold"
-    console.print(verdict, style=style, highlight=False, markup=False, soft_wrap=True)
+    say_verdict(rows, folder)
 
 
 if __name__ == "__main__":

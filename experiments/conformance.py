@@ -29,12 +29,17 @@ from experiments.cli import (
     stop,
 )
 from experiments.fingerprint import command_line, fingerprint
-from experiments.plan import BadOption, chosen_targets, chosen_variants, parse_formats
+from experiments.plan import (
+    BadOption,
+    chosen_targets,
+    chosen_variants,
+    import_variant_files,
+    parse_formats,
+)
 from experiments.results import FAILURES, Run, run_folder
 from experiments.tables import STYLES
 from experiments.vector_checks import CALLS, SIM_VALUES, on_cpu
 from experiments.vector_jobs import Finding, Job, run_jobs, variant_jobs
-from experiments.worker import import_variant_file
 from sandbox import arrays
 from sandbox.cache_formats import FORMATS
 from sandbox.cache_formats.vectors import VERSION, Vectors
@@ -124,11 +129,7 @@ def jobs_of_variants(
     ops: str | None, pattern: str | None, files: Sequence[Path], target: str | None
 ) -> list[Job]:
     """Every chosen variant of the ops that write or read rows, on each of its targets."""
-    for path in files:
-        try:
-            import_variant_file(path)
-        except Exception as failure:
-            raise BadOption(f"--variant-file {path}: {failure}") from failure
+    import_variant_files(files)
     wanted = [part.strip() for part in ops.split(",")] if ops else list(CALLS)
     for name in wanted:
         if name not in CALLS:

@@ -17,9 +17,8 @@ from experiments.compare import gemm_ceiling, run_sessions
 from experiments.layer_problems import DECODES, PREFILLS, SWAPS
 from experiments.layer_selection import LayerSelection, plan_work
 from experiments.layer_session import LayerSession
-from experiments.plan import BadOption
+from experiments.plan import BadOption, import_variant_files
 from experiments.results import Run, run_folder
-from experiments.worker import import_variant_file
 from sandbox.kernels.cuda import no_device_reason
 
 
@@ -145,8 +144,7 @@ def layer(
         seed=seed,
     )
     try:
-        for path in files:
-            _import(path)
+        import_variant_files(files)
         work, left_out = plan_work(selection)
     except BadOption as failure:
         raise stop(str(failure)) from None
@@ -175,13 +173,6 @@ def layer(
         raise typer.Exit(130)
     if any(row.failed for row in run.rows):
         raise typer.Exit(1)
-
-
-def _import(path: Path) -> None:
-    try:
-        import_variant_file(path)
-    except Exception as failure:
-        raise BadOption(f"--variant-file {path}: {failure}") from failure
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import layer_tables, report, tables
-from experiments.cli import console, say
+from experiments.cli import console, say, say_verdict
 from experiments.compare import gemm_text
 from experiments.fingerprint import command_line, fingerprint
 from experiments.layer_rows import LayerRow
@@ -71,8 +71,4 @@ def show(rows: Sequence[LayerRow], folder: Path, gemm: float | str | None) -> No
         say(f"bf16 GEMM 8192 x 8192 x 8192: {gemm_text(gemm)}")
     for line in tables.failures(rows):
         console.print(line, style="red", highlight=False, markup=False, soft_wrap=True)
-    failed = sum(row.failed for row in rows)
-    passed = sum(row.status == "PASSED" for row in rows)
-    verdict = f"{failed} failed, " * (failed > 0) + f"{passed} passed; everything is in {folder}/"
-    style = "bold red" if failed else "bold"
-    console.print(verdict, style=style, highlight=False, markup=False, soft_wrap=True)
+    say_verdict(rows, folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,11 +12,12 @@ import numpy as np
 
 from experiments import workloads
 from experiments.session import CPU_TARGETS, Problem
+from experiments.worker import import_variant_file
 from experiments.workloads import Limits
 from sandbox import arrays
 from sandbox.cache_formats import FORMATS
 from sandbox.dims import PRESETS, MLADims
-from sandbox.kernels import OPS
+from sandbox.kernels import OPS, require
 from sandbox.kernels.case import Case, Workload
 from sandbox.kernels.cuda import no_device_reason
 from sandbox.kernels.op import Op
@@ -36,7 +37,6 @@ LETTERS = {
 KEPT_OPTIONS = ("trace", "batches", "scale", "dims", "dtype", "format", "seed")
 """Options that a reproduced row needs as they were."""
 FLAGS = ("quick", "checked")
-DTYPES = ("bfloat16", "float16", "float32")
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -82,6 +82,15 @@ class Selection:
             elif each.name in KEPT_OPTIONS and value != each.default:
                 words += ["--" + each.name, str(value)]
         return shlex.join(words)
+
+
+def import_variant_files(paths: Iterable[Path]) -> None:
+    """Registers the variants of the user's files. Raises BadOption, which names the file."""
+    for path in paths:
+        try:
+            import_variant_file(path)
+        except Exception as failure:
+            raise BadOption(f"--variant-file {path}: {failure}") from failure
 
 
 def chosen_ops(names: Sequence[str]) -> list[Op]:
@@ -146,8 +155,9 @@ def parse_dims(text: str) -> tuple[str, MLADims]:
 
 def parse_dtype(text: str) -> np.dtype:
     name = DTYPE_NAMES.get(text, text)
-    if name not in DTYPES:
-        raise BadOption(f"--dtype {text!r}: expected {', '.join(DTYPES)}")
+    known = [dtype.name for dtype in require.FLOATS]
+    if name not in known:
+        raise BadOption(f"--dtype {text!r}: expected {', '.join(known)}")
     return arrays.DTYPES[name]
 
 

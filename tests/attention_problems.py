@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from variants_here import unless
 
 from sandbox.arrays import DTYPES, bfloat16
 from sandbox.cache_formats import E4M3, FORMATS, Widths
@@ -76,8 +77,7 @@ def places(op: Op, problem: dict[str, Any], *, simulated: bool) -> Iterator[Any]
         for target in variant.targets:
             if target == "sim" and not simulated:
                 continue
-            reason = variant.unavailable(target)
-            marks = [pytest.mark.skipif(True, reason=reason)] if reason else []
+            marks = unless(variant.unavailable(target))
             marks += [pytest.mark.gpu] * (target == "gpu")
             place = Place(op, variant, target, dtype)
             yield pytest.param(place, id=f"{variant.name}-{target}", marks=marks)

@@ -2,30 +2,15 @@
 
 import numpy as np
 import pytest
+from variants_here import all_here
 
 from sandbox.dims import PRESETS
 from sandbox.kernels.case import Case, Workload
 from sandbox.kernels.conformance import bits_of
 
 
-def here(*ops, kinds=("numpy", "cuda", "numba", "torch")):
-    """All variants of the ops on this machine's CPU."""
-    return [
-        pytest.param(
-            op,
-            variant.name,
-            id=f"{op.name}-{variant.name}",
-            marks=[pytest.mark.skipif(bool(reason), reason=str(reason))],
-        )
-        for op in ops
-        for variant in op.variants.values()
-        if variant.kind in kinds
-        for reason in [variant.unavailable(variant.target(gpu=False))]
-    ]
-
-
 def every_variant(*ops, **kinds):
-    return pytest.mark.parametrize(("op", "variant"), here(*ops, **kinds))
+    return pytest.mark.parametrize(("op", "variant"), all_here(*ops, **kinds))
 
 
 def problem(op, dtype=np.float32, dims="tiny", tokens=(2, 1), context=(7, 0), **options):

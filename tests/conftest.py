@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sandbox.kernels import Unavailable
-from sandbox.kernels.cuda import CudaKernel
+from sandbox.kernels.cuda import CudaKernel, no_device_reason
 from sandbox.kernels.cuda.source import KernelSource
 
 KERNELS = Path(__file__).with_name("cuda_kernels")
@@ -25,9 +25,22 @@ def pytest_runtest_call(item):
         pytest.skip(str(refusal))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """A test marked `gpu` is skipped, with the reason, where there is no GPU."""
+    if item.get_closest_marker("gpu") and (reason := no_device_reason()):
+        pytest.skip(reason)
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def torch():
+    """torch, without which the test is skipped."""
+    return pytest.importorskip("torch", reason="torch is not installed")
 
 
 @pytest.fixture

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.kernels.cuda.host_runner import HostModule, unavailable_reason
+from sandbox.kernels.cuda.host_runner import HostModule
 from sandbox.kernels.cuda.source import KernelSource
 
 KERNELS = Path(__file__).with_name("kernels")
 
-needs_host = pytest.mark.skipif(bool(unavailable_reason()), reason=str(unavailable_reason()))
 both_builds = pytest.mark.parametrize("checked", [False, True], ids=["plain", "checked"])
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from variants_here import here
 
 from sandbox.cache_formats import E4M3
 from sandbox.kernels.lse_merge import lse_merge, lse_merge_k
@@ -9,18 +10,9 @@ from sandbox.kernels.lse_merge import lse_merge, lse_merge_k
 INF, NAN = np.float32(np.inf), np.float32(np.nan)
 
 
-def here(op, *but):
-    """The variants of `op`, each skipped with its reason where it cannot run on a CPU."""
-    for variant in op.variants.values():
-        reason = variant.unavailable(variant.target(gpu=False))
-        marks = [pytest.mark.skipif(True, reason=reason)] if reason else []
-        if variant.name not in but:
-            yield pytest.param(variant.name, id=variant.name, marks=marks)
-
-
-pair = pytest.mark.parametrize("variant", [*here(lse_merge, "raw_unfused")])
-coded = pytest.mark.parametrize("variant", [*here(lse_merge)])
-stacked = pytest.mark.parametrize("variant", [*here(lse_merge_k)])
+pair = pytest.mark.parametrize("variant", here(lse_merge, but=["raw_unfused"]))
+coded = pytest.mark.parametrize("variant", here(lse_merge))
+stacked = pytest.mark.parametrize("variant", here(lse_merge_k))
 
 
 def state(shape, dtype=np.float32, seed=0):

@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from variants_here import here
 
 from sandbox.arrays import bfloat16
 from sandbox.kernels import quantise_groups, quantise_nvfp4, quantise_static
@@ -13,16 +14,9 @@ MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 EDGES = [448, 449, 464, 465, -1e30, INF, -INF, NAN, -NAN, 0, -0.0, 2**-10, 1.5 * 2**-9, 17, -19]
 
 
-def here(op):
-    for variant in op.variants.values():
-        reason = variant.unavailable(variant.target(gpu=False))
-        marks = [pytest.mark.skipif(True, reason=reason)] if reason else []
-        yield pytest.param(variant.name, id=variant.name, marks=marks)
-
-
-static = pytest.mark.parametrize("variant", [*here(quantise_static)])
-groups = pytest.mark.parametrize("variant", [*here(quantise_groups)])
-nvfp4 = pytest.mark.parametrize("variant", [*here(quantise_nvfp4)])
+static = pytest.mark.parametrize("variant", here(quantise_static))
+groups = pytest.mark.parametrize("variant", here(quantise_groups))
+nvfp4 = pytest.mark.parametrize("variant", here(quantise_nvfp4))
 same = np.testing.assert_array_equal
 
 

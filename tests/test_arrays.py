@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 from sandbox import arrays
-from sandbox.arrays import DTYPES, adopt, bfloat16, borrow, device_scalar, exporter, namespace
-
-torch = pytest.importorskip("torch", reason="torch is not installed")
+from sandbox.arrays import DTYPES, adopt, bfloat16, borrow, exporter, namespace
 
 # Before 2.1, NumPy's DLPack could not say what is read-only, and took everything in as read-only.
 READ_ONLY_FLAG = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
@@ -99,9 +97,12 @@ def test_legacy_and_read_only_producers_are_inputs_only():
             arrays.require_writeable(adopted, "out")
 
 
-def test_what_numpy_cannot_import_is_refused_with_the_reason():
+def test_dtypes_that_numpy_cannot_import_are_refused_with_the_reason(torch):
     with pytest.raises(TypeError, match=r"kv_c: .*Producer cannot be shared without a copy: Unsu"):
         adopt(Producer(torch.zeros(3, dtype=torch.bfloat16)), "kv_c")
+
+
+def test_what_a_producer_refuses_is_refused_with_its_reason():
     with pytest.raises(TypeError, match=r"kv_c: .*without a copy: not today"):
         adopt(Producer(None, refusal=BufferError("not today")), "kv_c")
     with pytest.raises(TypeError, match=r"kv_c: .*device type 7"):
@@ -130,7 +131,7 @@ def test_numpy_kind():
     assert (kind.library, kind.device, repr(kind)) == ("NumPy", "cpu", "NumPy on cpu")
 
 
-def test_borrow_adopts_arrays_and_passes_the_rest():
+def test_borrow_adopts_arrays_and_passes_the_rest(torch):
     out = torch.zeros(2, 3, dtype=torch.bfloat16)
     given = {
         "q": out[1:],
@@ -153,7 +154,7 @@ def test_borrow_adopts_arrays_and_passes_the_rest():
         assert all(borrowed.original(name) is value for name, value in given.items())
 
 
-def test_borrow_first_array_decides_the_kind():
+def test_borrow_first_array_decides_the_kind(torch):
     tensor_, array = torch.zeros(2), np.zeros(2)
     for given, kind in [
         ({"scale": 1.0, "q": tensor_, "k": array}, exporter(tensor_)),
@@ -186,7 +187,7 @@ def test_borrow_refuses_mixed_devices():
     with pytest.raises(ValueError, match="mixed devices: k is on cuda:1, o is on cuda:0"):
         borrow({"k": far, "o": Producer(None, device=(2, 0))}).__enter__()
     with pytest.raises(ValueError, match="mixed devices: k is on cuda:1, q is on cpu"):
-        borrow({"k": far, "one": np.zeros(()), "q": torch.zeros(1)}).__enter__()
+        borrow({"k": far, "one": np.zeros(()), "q": Producer(q)}).__enter__()
     assert not far.asked
 
 
@@ -195,109 +196,11 @@ def test_borrow_lets_errors_of_the_call_through():
         raise KeyError
 
 
-class FakeStream:
-    def __init__(self, cuda, ptr, capturing=False):
-        self.cuda, self.ptr, self.capturing, self.log = cuda, ptr, capturing, []
-
-    def use(self):
-        self.cuda.streams[self.cuda.current] = self
-
-    def record(self):
-        return self
-
-    def wait_event(self, other):
-        self.log.append(other)
-
-    def synchronize(self):
-        self.log.append("synchronize")
-
-    def is_capturing(self):
-        return self.capturing
-
-
-class FakeCuda:
-    """Two GPUs' current device and streams, with CuPy's names."""
-
-    def __init__(self):
-        self.current = 0
-        self.streams = {gpu: FakeStream(self, 0) for gpu in (0, 1)}
-        self.runtime = types.SimpleNamespace(
-            getDevice=lambda: self.current, setDevice=lambda gpu: setattr(self, "current", gpu)
-        )
-
-    def get_current_stream(self):
-        return self.streams[self.current]
-
-
-class FakeKind(arrays.Kind):
-    def __init__(self, gpu, stream=None, error=None):
-        super().__init__(gpu)
-        self._stream, self.error = stream, error
-
-    def stream(self):
-        if self.error:
-            raise self.error
-        return self._stream
-
-
-@pytest.fixture
-def cuda(monkeypatch):
-    fake = FakeCuda()
-    monkeypatch.setattr(arrays, "import_cupy", lambda: types.SimpleNamespace(cuda=fake))
-    return fake
-
-
-def state(cuda):
-    return cuda.current, dict(cuda.streams)
-
-
-def test_device_and_stream_are_made_current_and_restored(cuda):
-    before = state(cuda)
-    theirs = FakeStream(cuda, 77)
-    with arrays._current(1, {FakeKind(1, theirs)}):
-        assert cuda.current == 1
-        assert cuda.get_current_stream() is theirs
-        cuda.runtime.setDevice(0)
-    assert state(cuda) == before
-    assert not theirs.log
-    with pytest.raises(KeyError), arrays._current(1, {FakeKind(1, theirs)}):
-        raise KeyError
-    assert state(cuda) == before
-    with pytest.raises(KeyError), arrays._current(1, {FakeKind(1, error=KeyError())}):
-        pass
-    assert state(cuda) == before
-
-
-def test_without_tensors_the_current_stream_stays(cuda):
-    mine = FakeStream(cuda, 5)
-    cuda.streams[1] = mine
-    with arrays._current(1, {FakeKind(1)}):
-        assert cuda.get_current_stream() is mine
-    assert cuda.streams[1] is mine
-    assert not mine.log
-
-
-def test_mixed_libraries_are_ordered_except_under_capture(cuda):
-    outer = cuda.streams[0]
-    theirs, capturing = FakeStream(cuda, 77), FakeStream(cuda, 78, capturing=True)
-    for stream, expected in [(theirs, [outer]), (capturing, [])]:
-        with arrays._current(0, {FakeKind(0), FakeKind(0, stream)}):
-            assert stream.log == expected
-
-
-def test_kinds_that_must_wait_do_so_at_the_end(cuda):
-    kind = FakeKind(0)
-    kind.waits_on_exit = True
-    with arrays._current(0, {kind}):
-        assert not cuda.streams[0].log
-    assert cuda.streams[0].log == ["synchronize"]
-
-
 def test_namespace():
     assert namespace(np.zeros(1), np.zeros(2)) is np
     assert not arrays.is_gpu(np.zeros(1))
-    with pytest.raises(TypeError, match=r"array 1 is torch\.Tensor, expected an adopted"):
-        namespace(np.zeros(1), torch.zeros(1))
+    with pytest.raises(TypeError, match=r"array 1 is \S*Producer, expected an adopted"):
+        namespace(np.zeros(1), Producer(np.zeros(1)))
     with pytest.raises(TypeError, match="at least one"):
         namespace()
 
@@ -310,75 +213,27 @@ def test_address():
 def test_require_writeable():
     arrays.require_writeable(np.zeros((2, 3)), "out")
     arrays.require_writeable(np.zeros((1, 3))[:, :1], "out")
-    empty = torch.from_numpy(np.zeros((1, 0), np.float32)).expand(4, 0)
-    arrays.require_writeable(adopt(empty), "out")
+    empty = np.lib.stride_tricks.as_strided(np.zeros((1, 0)), (4, 0), (0, 8))
+    arrays.require_writeable(empty, "out")
+    repeated = np.lib.stride_tricks.as_strided(np.zeros(3), (3, 4), (8, 0))
+    with pytest.raises(ValueError, match="out: elements share memory"):
+        arrays.require_writeable(repeated, "out")
     readonly = np.zeros(3)
     readonly.flags.writeable = False
     with pytest.raises(ValueError, match="out: the array is read-only"):
         arrays.require_writeable(readonly, "out")
-    with (
-        borrow({"out": readonly, "x": torch.zeros(3, 1).expand(3, 4), "y": torch.ones(2)}) as call,
-    ):
+
+
+def test_borrowed_outputs_are_checked_as_passed_and_as_adopted(torch):
+    readonly = np.zeros(3)
+    readonly.flags.writeable = False
+    repeated, fine = torch.zeros(3, 1).expand(3, 4), torch.ones(2)
+    with borrow({"out": readonly, "x": repeated, "y": fine}) as call:
         call.require_writeable("y")
         with pytest.raises(ValueError, match="out: the array is read-only"):
             call.require_writeable("y", "out")
         with pytest.raises(ValueError, match="x: elements share memory"):
             call.require_writeable("x")
-
-
-SCALARS = [
-    2.0,
-    2,
-    np.float64(2),
-    np.float32(2),
-    np.int64(2),
-    ml_dtypes.bfloat16(2),
-    np.full((), 2.0),
-    np.full((1, 1), 2, bfloat16),
-    torch.tensor(2.0),
-    torch.tensor([2.0], dtype=torch.float64),
-    torch.nn.Parameter(torch.tensor(2.0)),
-    torch.tensor(2, dtype=torch.bfloat16),
-]
-
-
-@pytest.mark.parametrize("value", SCALARS, ids=lambda value: type(value).__name__)
-def test_device_scalar_gives_the_same_bytes_for_every_spelling(value):
-    result = device_scalar(value, np)
-    assert (result.shape, result.dtype) == ((1,), np.float32)
-    assert result.flags.c_contiguous
-    assert result.tobytes() == np.float32(2).tobytes()
-
-
-def test_device_scalar_does_not_copy_what_is_right_already():
-    tensor_ = torch.tensor(2.0)
-    assert device_scalar(tensor_, np).ctypes.data == tensor_.data_ptr()
-    strided = np.arange(6, dtype=np.float32).reshape(2, 3)[1:, 2:]
-    assert device_scalar(strided, np).ctypes.data == strided.ctypes.data
-    count = np.zeros((), np.int64)
-    assert device_scalar(count, np, np.int64).ctypes.data == count.ctypes.data
-
-
-def test_device_scalar_keeps_special_values():
-    assert np.signbit(device_scalar(-0.0, np)[0])
-    assert np.isnan(device_scalar(float("nan"), np)[0])
-    assert device_scalar(float("-inf"), np)[0] == -np.inf
-
-
-@pytest.mark.parametrize("value", ["2.0", None, True, 1j, np.bool_(True), [2.0], np.complex64(1)])
-def test_device_scalar_refuses_what_is_not_a_number(value):
-    with pytest.raises(TypeError, match="k_scale: expected a number"):
-        device_scalar(value, np, name="k_scale")
-
-
-def test_device_scalar_refuses_many_elements_and_too_large_values():
-    with pytest.raises(ValueError, match=r"k_scale: expected one element, got shape \(2,\)"):
-        device_scalar(np.ones(2), np, name="k_scale")
-    with pytest.raises(ValueError, match="expected one element"):
-        device_scalar(torch.ones(0), np)
-    for value in (1e300, np.float64(1e39), 10**400, np.full(1, 1e300)):
-        with pytest.raises(ValueError, match=r"k_scale: .* is too large for float32"):
-            device_scalar(value, np, name="k_scale")
 
 
 def run(code: str) -> None:
@@ -417,7 +272,7 @@ ORDERS = ["import torch\nimport sandbox.arrays as A", "import sandbox.arrays as 
 
 
 @pytest.mark.parametrize("imports", ORDERS, ids=["torch first", "sandbox first"])
-def test_both_import_orders(imports):
+def test_both_import_orders(torch, imports):
     run(
         f"{imports}\n"
         "import numpy as np\n"
@@ -429,12 +284,3 @@ def test_both_import_orders(imports):
         "    out, result = b.kind.empty(2, 'bfloat16')\n"
         "assert result.data_ptr() == out.ctypes.data"
     )
-
-
-def test_scales_that_are_codes_are_refused():
-    for codes in (np.array([0x38], np.uint8), np.array([True])):
-        with pytest.raises(TypeError, match="scale"):
-            arrays.device_scalar(codes, np)
-    torch = pytest.importorskip("torch")
-    with pytest.raises(TypeError, match="k_scale"):
-        arrays.device_scalar(torch.tensor([0.5]).to(torch.float8_e4m3fn), np, name="k_scale")

@@ -16,11 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandbox.arrays import DTYPES, bfloat16
-from sandbox.kernels.cuda.device import no_device_reason
 from sandbox.layers import collectives
 from sandbox.layers.collectives import Abandoned, Alone, InProcess
-
-needs_gpu = pytest.mark.skipif(bool(no_device_reason()), reason=str(no_device_reason()))
 
 
 @pytest.fixture(autouse=True)
@@ -350,7 +347,6 @@ def test_worlds_that_are_none(world_size, error):
         InProcess(world_size)
 
 
-@needs_gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_in_process_on_gpus(world_size):
@@ -372,7 +368,6 @@ def test_in_process_on_gpus(world_size):
         assert InProcess(world_size).run(on_the_callers_stream) == on_cpu
 
 
-@needs_gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_streams_of_gpus_wait_for_each_other(gpus):
@@ -387,7 +382,6 @@ def test_streams_of_gpus_wait_for_each_other(gpus):
     InProcess(3).run(on_its_stream)
 
 
-@needs_gpu
 @pytest.mark.gpu
 def test_arrays_of_another_device_than_the_current_one():
     if gpu_count() < 2:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from variants_here import here
 
 from sandbox.arrays import bfloat16
 from sandbox.cache_formats import E4M3
@@ -16,17 +17,9 @@ OPS = (concat_context, concat_context_fp8)
 ONE = np.float32(1)
 
 
-def here(op, kinds=("numpy", "cuda", "numba", "torch")):
-    for variant in op.variants.values():
-        reason = variant.unavailable(variant.target(gpu=False))
-        marks = [pytest.mark.skipif(True, reason=reason)] if reason else []
-        if variant.kind in kinds:
-            yield pytest.param(variant.name, id=variant.name, marks=marks)
-
-
-copying = pytest.mark.parametrize("variant", [*here(concat_context)])
-coding = pytest.mark.parametrize("variant", [*here(concat_context_fp8)])
-quick = pytest.mark.parametrize("variant", [*here(concat_context_fp8, ("cuda", "torch"))])
+copying = pytest.mark.parametrize("variant", here(concat_context))
+coding = pytest.mark.parametrize("variant", here(concat_context_fp8))
+quick = pytest.mark.parametrize("variant", here(concat_context_fp8, ["cuda", "torch"]))
 
 
 def parts(tokens=3, heads=3, nope=24, rope=8, value=16, dtype=bfloat16, seed=0):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from variants_here import here
 
 from sandbox.arrays import bfloat16
 from sandbox.cache_formats import E4M3, FORMATS, Widths
@@ -22,16 +23,8 @@ PACKED = [fmt.name for fmt in FORMATS.values() if fmt.packed]
 DESCALES = ("q_descale", "k_descale", "v_descale")
 
 
-def here(op, kinds=("numpy", "cuda", "numba", "torch")):
-    for variant in op.variants.values():
-        reason = variant.unavailable(variant.target(gpu=False))
-        marks = [pytest.mark.skipif(True, reason=reason)] if reason else []
-        if variant.kind in kinds:
-            yield pytest.param(variant.name, id=variant.name, marks=marks)
-
-
-to_values = pytest.mark.parametrize("variant", [*here(concat_insert_prefill)])
-to_codes = pytest.mark.parametrize("variant", [*here(concat_insert_prefill_fp8)])
+to_values = pytest.mark.parametrize("variant", here(concat_insert_prefill))
+to_codes = pytest.mark.parametrize("variant", here(concat_insert_prefill_fp8))
 every_format = pytest.mark.parametrize("cache_format", PACKED)
 
 
@@ -282,7 +275,7 @@ WIDE_KEY = MLADims(2, 56, 40, 8, 40, 16)
 """More columns in the shared key than in the rest of a head."""
 
 
-@pytest.mark.parametrize("variant", [*here(concat_insert_prefill_fp8, ("cuda", "torch"))])
+@pytest.mark.parametrize("variant", here(concat_insert_prefill_fp8, ["cuda", "torch"]))
 @settings(max_examples=4, deadline=None, database=None, derandomize=True)
 @given(
     tokens=st.integers(0, 9),

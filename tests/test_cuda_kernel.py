@@ -9,36 +9,21 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from variants_here import needs_host, needs_nvrtc
 
 from sandbox.kernels.cuda import (
     CompileError,
     CudaKernel,
-    MissingDependency,
     device_info,
     host_options,
-    no_device_reason,
     overlap,
     prebuild,
     record_launches,
 )
 from sandbox.kernels.cuda import nvrtc as nvrtc_module
-from sandbox.kernels.cuda.host_runner import unavailable_reason
-from sandbox.kernels.cuda.nvrtc import nvrtc_version
 
 KERNELS = Path(__file__).with_name("cuda_kernels")
 BF16 = np.dtype(ml_dtypes.bfloat16)
-
-
-def nvrtc_reason() -> str:
-    try:
-        nvrtc_version()
-    except MissingDependency as missing:
-        return str(missing)
-    return ""
-
-
-needs_nvrtc = pytest.mark.skipif(bool(nvrtc_reason()), reason=nvrtc_reason())
-needs_host = pytest.mark.skipif(bool(unavailable_reason()), reason=str(unavailable_reason()))
 
 
 def host_array(array: np.ndarray) -> np.ndarray:
@@ -57,10 +42,7 @@ def gpu_array(array: np.ndarray):
         pytest.param(
             gpu_array,
             id="gpu",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(bool(no_device_reason()), reason=str(no_device_reason())),
-            ],
+            marks=pytest.mark.gpu,
         ),
     ]
 )
@@ -319,7 +301,6 @@ def test_prebuild_reports_what_does_not_compile(scale):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(bool(no_device_reason()), reason=str(no_device_reason()))
 def test_gpu_limits_and_places(scale):
     import cupy
 
@@ -344,7 +325,6 @@ def test_gpu_limits_and_places(scale):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(bool(no_device_reason()), reason=str(no_device_reason()))
 def test_gpu_launch_is_on_the_current_stream_and_can_be_captured(scale):
     import cupy
 

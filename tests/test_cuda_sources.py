@@ -7,6 +7,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from variants_here import needs_nvrtc
 
 from sandbox.kernels.cuda import (
     ARCHITECTURES,
@@ -18,24 +19,11 @@ from sandbox.kernels.cuda import (
     source,
 )
 from sandbox.kernels.cuda.abi import macro_text
-from sandbox.kernels.cuda.host_runner import unavailable_reason
-from sandbox.kernels.cuda.nvrtc import compile_cubin, device_arch, nvrtc_version
+from sandbox.kernels.cuda.nvrtc import compile_cubin, device_arch
 from sandbox.kernels.cuda.source import Param, cuda_include_dirs, parse_signature
 
 KERNELS = Path(__file__).with_name("cuda_kernels")
 BF16 = np.dtype(ml_dtypes.bfloat16)
-
-
-def nvrtc_reason() -> str:
-    try:
-        nvrtc_version()
-    except MissingDependency as missing:
-        return str(missing)
-    return ""
-
-
-needs_nvrtc = pytest.mark.skipif(bool(nvrtc_reason()), reason=nvrtc_reason())
-needs_host = pytest.mark.skipif(bool(unavailable_reason()), reason=str(unavailable_reason()))
 
 
 SIGNATURE = """

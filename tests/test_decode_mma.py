@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from variants_here import needs_host
 
 from sandbox.dims import PRESETS
 from sandbox.kernels import OPS, conformance, cuda, specialisations
@@ -11,14 +12,11 @@ from sandbox.kernels.attention import raw_decode_mma
 from sandbox.kernels.attention.raw_decode_mma import SHAPES
 from sandbox.kernels.case import Case, Workload
 from sandbox.kernels.case import dtypes as named
-from sandbox.kernels.cuda import host_runner, nvrtc
+from sandbox.kernels.cuda import nvrtc
 from sandbox.kernels.cuda.device import SHARED_PER_BLOCK
 
 OP = OPS["decode_attention"]
 VARIANT = OP.variants["raw_mma"]
-needs_host = pytest.mark.skipif(
-    host_runner.unavailable_reason() is not None, reason=str(host_runner.unavailable_reason())
-)
 
 
 def problems():

@@ -6,11 +6,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from attention_problems import ints
+from variants_here import needs_host
 
 from sandbox.kernels import OPS, conformance
 from sandbox.kernels.attention.launch import key_arguments
-from sandbox.kernels.cuda import CudaKernel, host_options, no_device_reason
-from sandbox.kernels.cuda.host_runner import unavailable_reason
+from sandbox.kernels.cuda import CudaKernel, host_options
 
 KERNEL = CudaKernel(Path(__file__).parent / "cuda_kernels" / "decode_schedule.cu", "decode_items")
 OP = OPS["decode_attention"]
@@ -27,14 +27,10 @@ class Item(NamedTuple):
     slot: int
 
 
-def missing(reason):
-    return [pytest.mark.skipif(bool(reason), reason=str(reason))]
-
-
 @pytest.fixture(
     params=[
-        pytest.param("host", marks=missing(unavailable_reason())),
-        pytest.param("gpu", marks=[pytest.mark.gpu, *missing(no_device_reason())]),
+        pytest.param("host", marks=needs_host),
+        pytest.param("gpu", marks=pytest.mark.gpu),
     ]
 )
 def xp(request):

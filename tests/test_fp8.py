@@ -5,11 +5,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from variants_here import needs_host
 
 from sandbox.cache_formats import E4M3, E5M2
 from sandbox.kernels import numba_target
-from sandbox.kernels.cuda import CudaKernel, host_options, no_device_reason
-from sandbox.kernels.cuda.host_runner import unavailable_reason
+from sandbox.kernels.cuda import CudaKernel, host_options
 from sandbox.kernels.numba_fp8 import fp8_decode, fp8_encode
 from sandbox.kernels.numba_target import cuda
 
@@ -17,9 +17,6 @@ SOURCE = Path(__file__).with_name("cuda_kernels") / "fp8.cu"
 KINDS = pytest.mark.parametrize("kind", [E4M3, E5M2], ids=["E4M3", "E5M2"])
 NAMES = {E4M3: "E4M3", E5M2: "E5M2"}
 CODES = np.arange(256, dtype=np.uint8)
-
-needs_host = pytest.mark.skipif(bool(unavailable_reason()), reason=str(unavailable_reason()))
-needs_gpu = pytest.mark.skipif(bool(no_device_reason()), reason=str(no_device_reason()))
 
 
 def all_bfloat16() -> np.ndarray:
@@ -73,7 +70,7 @@ def test_torch_agrees_where_it_does_not_overflow(kind):
     [
         pytest.param("host", marks=needs_host),
         pytest.param("checked", marks=needs_host),
-        pytest.param("gpu", marks=[needs_gpu, pytest.mark.gpu]),
+        pytest.param("gpu", marks=pytest.mark.gpu),
     ],
 )
 def test_cuda(kind, count, target):

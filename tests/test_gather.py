@@ -5,20 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
+from variants_here import here
 
 from sandbox.arrays import bfloat16
 from sandbox.kernels import gather
-
-HERE = [
-    pytest.param(
-        variant.name,
-        id=variant.name,
-        marks=[pytest.mark.skipif(bool(reason), reason=str(reason))] if reason else [],
-    )
-    for variant in gather.variants.values()
-    if variant.name != "raw_unfused"  # restores only
-    for reason in [variant.unavailable(variant.target(gpu=False))]
-]
 
 
 def paged(blocks=6, block_size=4, width=8, dtype=np.float32):
@@ -34,7 +24,7 @@ def ints(*values):
     return np.array(values, dtype=np.int32)
 
 
-@pytest.mark.parametrize("variant", HERE)
+@pytest.mark.parametrize("variant", here(gather, but=["raw_unfused"]))  # restores only
 class TestFieldCases:
     def test_start_inside_a_block(self, variant):
         cache = paged()

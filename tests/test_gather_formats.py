@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
+from variants_here import all_here, here
 
 from sandbox.arrays import bfloat16
 from sandbox.cache_formats import E4M3, E5M2, FORMATS, Widths
@@ -23,25 +24,8 @@ def checked():
         yield
 
 
-def here(op):
-    return [
-        pytest.param(
-            variant.name,
-            id=variant.name,
-            marks=[pytest.mark.skipif(bool(reason), reason=str(reason))] if reason else [],
-        )
-        for variant in op.variants.values()
-        if variant.name != "raw_bulk"
-        for reason in [variant.unavailable(variant.target(gpu=False))]
-    ]
-
-
-GATHER = pytest.mark.parametrize("variant", here(gather))
-PAIRS = [
-    pytest.param(op, *each.values, id=f"{op.name}-{each.id}", marks=each.marks)
-    for op in (gather, dequantize_context)
-    for each in here(op)
-]
+GATHER = pytest.mark.parametrize("variant", here(gather, but=["raw_bulk"]))
+PAIRS = all_here(gather, dequantize_context, but=["raw_bulk"])
 BOTH = pytest.mark.parametrize(("op", "variant"), PAIRS)
 EVERY_FORMAT = pytest.mark.parametrize("fmt", PACKED, ids=lambda fmt: fmt.name)
 

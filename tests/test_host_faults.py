@@ -5,7 +5,8 @@ import subprocess
 
 import numpy as np
 import pytest
-from host_launch import KERNELS, launch, module, needs_host
+from host_launch import KERNELS, launch, module
+from variants_here import needs_host
 
 from sandbox.kernels.cuda.host_runner import KernelFault, compiler
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from host_launch import KERNELS, both_builds, launch, module, needs_host
+from host_launch import KERNELS, both_builds, launch, module
+from variants_here import needs_host
 
 from sandbox.kernels.cuda import host_runner
 from sandbox.kernels.cuda.host_runner import HostModule, unavailable_reason

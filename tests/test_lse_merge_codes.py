@@ -8,12 +8,12 @@ from lse_merge_states import (
     bits,
     coded,
     codes,
-    here,
     pair,
     stacked,
     state,
     two_states,
 )
+from variants_here import here
 
 from sandbox.arrays import bfloat16
 from sandbox.kernels.lse_merge import lse_merge, lse_merge_k
@@ -22,9 +22,7 @@ EDGES = [0, -0.0, 448, 449, 464, 465, -464, -465, 1e30, -1e30, np.inf, -np.inf, 
 EDGES += [2**-9, 2**-10, 1.5 * 2**-9, -(2**-10), 2**-30, 1e-40, 1.0625, 1.1875, 17, -19, 0.1, 3]
 """Around the largest number, the subnormals and the ties of E4M3."""
 
-LARGE = pytest.mark.parametrize(
-    "variant", [each for each in here(lse_merge) if not each.id.startswith(("numba", "ref"))]
-)
+LARGE = pytest.mark.parametrize("variant", here(lse_merge, kinds=["cuda", "torch"]))
 
 
 def edges(dtype, scale):
@@ -178,50 +176,3 @@ class TestStackedCodes:
         np.testing.assert_array_equal(out[2, 0], [0x7F if i == 7 else one for i in range(40)])
         np.testing.assert_array_equal(np.isnan(lse), [[False, True, False]])
         assert lse[0, 0] == -np.inf
-
-
-STATES = two_states((3, 2, 16))
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "names"),
-    [
-        ({"output_scale": 0.0}, ValueError, "output_scale"),
-        ({"output_scale": -1.0}, ValueError, "output_scale"),
-        ({"output_scale": np.float32(np.nan)}, ValueError, "output_scale"),
-        ({"output_scale": np.array([np.inf], np.float32)}, ValueError, "output_scale"),
-        ({"output_scale": np.ones(2, np.float32)}, ValueError, "output_scale"),
-        ({"output_scale": "0.5"}, TypeError, "output_scale"),
-        ({"output_scale": True}, TypeError, "output_scale"),
-        ({"output_scale": 0.5, "out": np.zeros((3, 2, 16), np.float32)}, TypeError, "out"),
-        ({"output_scale": 0.5, "out": STATES[0].view(np.uint8)[..., ::4]}, ValueError, "out"),
-        ({"output_scale": 0.5, "out": STATES[0].view(np.uint8)[..., :16]}, ValueError, "prefix$"),
-        ({"out": np.zeros((3, 2, 16), np.uint8)}, TypeError, "out"),
-    ],
-)
-def test_pair_refuses(change, error, names):
-    before = [each.copy() for each in STATES]
-    with pytest.raises(error, match=names):
-        lse_merge(*STATES, **change)
-    for array, copy in zip(STATES, before):
-        np.testing.assert_array_equal(array, copy)
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "names"),
-    [
-        ({"output_scale": 0.0}, ValueError, "output_scale"),
-        ({"output_scale": 0.5, "out_dtype": "float32"}, ValueError, "out_dtype"),
-        ({"output_scale": 0.5, "out": np.ones((3, 2, 16), np.float32)}, TypeError, "out"),
-        ({"out": np.ones((3, 2, 16), np.uint8)}, TypeError, "out"),
-    ],
-)
-def test_stacked_refuses(change, error, names):
-    partials, lses = np.ones((2, 3, 2, 16), np.float32), np.zeros((2, 2, 3), np.float32)
-    with pytest.raises(error, match=names):
-        lse_merge_k(partials, lses, **change)
-
-
-def test_unfused_refuses_what_has_no_codes():
-    with pytest.raises(RuntimeError, match="output_scale"):
-        lse_merge(*STATES, variant="raw_unfused")

@@ -5,23 +5,20 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from variants_here import needs_host
 
-from sandbox.kernels.cuda import CudaKernel, KernelFault, host_options, no_device_reason
-from sandbox.kernels.cuda.host_runner import unavailable_reason
+from sandbox.kernels.cuda import CudaKernel, KernelFault, host_options
 
 SOURCE = Path(__file__).with_name("kernels") / "mma.cu"
 BF16 = np.dtype(ml_dtypes.bfloat16)
 GROUP, PLACE = np.divmod(np.arange(32), 4)
-
-needs_host = pytest.mark.skipif(bool(unavailable_reason()), reason=str(unavailable_reason()))
-needs_gpu = pytest.mark.skipif(bool(no_device_reason()), reason=str(no_device_reason()))
 
 
 @pytest.fixture(
     params=[
         pytest.param("host", marks=needs_host),
         pytest.param("checked", marks=needs_host),
-        pytest.param("gpu", marks=[needs_gpu, pytest.mark.gpu]),
+        pytest.param("gpu", marks=pytest.mark.gpu),
     ]
 )
 def run(request):

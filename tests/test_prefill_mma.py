@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from variants_here import needs_host
 
 from sandbox.dims import PRESETS
 from sandbox.kernels import OPS, conformance, specialisations
@@ -9,7 +10,6 @@ from sandbox.kernels.attention import prefill_cases, raw_prefill_mma
 from sandbox.kernels.case import Case, Workload
 from sandbox.kernels.case import dtypes as named
 from sandbox.kernels.cuda import host_options, nvrtc
-from sandbox.kernels.cuda.host_runner import unavailable_reason
 
 OP = OPS["prefill_attention"]
 VARIANT = OP.variants["raw_mma"]
@@ -17,8 +17,6 @@ Tiling = raw_prefill_mma.Tiling
 OTHERS = [(2, 4, 64, 1, 2), (2, 8, 64, 2, 1), (2, 8, 64, 2, 2)]
 TILINGS = [*raw_prefill_mma.TILINGS, *(Tiling(*each) for each in OTHERS)]
 ARCHITECTURES = ("sm_80", "sm_90")
-
-needs_host = pytest.mark.skipif(bool(unavailable_reason()), reason=str(unavailable_reason()))
 
 
 def problems():

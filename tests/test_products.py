@@ -4,20 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layer_models import back, on_gpu, put
+from layer_models import back, put
 
 from sandbox.arrays import DTYPES
 from sandbox.kernels import cublas, linear
 from sandbox.kernels.products import matmul
 
-PLACES = ["numpy", pytest.param("cupy", marks=on_gpu)]
+PLACES = ["numpy", pytest.param("cupy", marks=pytest.mark.gpu)]
 BOUNDS = {"float32": 3e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
-
-
-def needs_gpu(test):
-    for mark in on_gpu:
-        test = mark(test)
-    return test
 
 
 places = pytest.mark.parametrize("place", PLACES)
@@ -96,7 +90,7 @@ def test_any_shapes_and_orders(place, data):
     assert np.abs(back(out) - want).max() < 1e-4
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_products_are_captured_and_replayed(rng):
     import cupy
 
@@ -114,6 +108,6 @@ def test_products_are_captured_and_replayed(rng):
     assert cupy.abs(out - x @ w.T).max() < 1e-4
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_the_librarys_version():
     assert int(cublas.version().split(".")[0]) >= 12

@@ -4,23 +4,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from variants_here import here
 
 from sandbox.arrays import bfloat16
 from sandbox.kernels import cuda, rms_norm
 from sandbox.kernels.conformance import bits_of
 from sandbox.kernels.rms_norm.raw_vector import MOST_LANES, shares
 
-
-def here(*kinds):
-    for variant in rms_norm.variants.values():
-        reason = variant.unavailable(variant.target(gpu=False))
-        marks = [pytest.mark.skipif(True, reason=reason)] if reason else []
-        if variant.kind in (kinds or (variant.kind,)):
-            yield pytest.param(variant.name, id=variant.name, marks=marks)
-
-
-each = pytest.mark.parametrize("variant", [*here()])
-raw = pytest.mark.parametrize("variant", [*here("cuda")])
+each = pytest.mark.parametrize("variant", here(rms_norm))
+raw = pytest.mark.parametrize("variant", here(rms_norm, ["cuda"]))
 
 
 def rows(tokens=5, columns=40, dtype=bfloat16, seed=0):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from variants_here import here
 
 from sandbox.arrays import bfloat16
 from sandbox.kernels import sigmoid_gate
@@ -10,14 +11,7 @@ from sandbox.kernels.conformance import bits_of
 INF, NAN = np.inf, np.nan
 
 
-def here():
-    for variant in sigmoid_gate.variants.values():
-        reason = variant.unavailable(variant.target(gpu=False))
-        marks = [pytest.mark.skipif(True, reason=reason)] if reason else []
-        yield pytest.param(variant.name, id=variant.name, marks=marks)
-
-
-each = pytest.mark.parametrize("variant", [*here()])
+each = pytest.mark.parametrize("variant", here(sigmoid_gate))
 floats = pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16])
 
 

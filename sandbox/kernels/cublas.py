@@ -13,6 +13,7 @@ from typing import Any
 
 from sandbox import arrays
 from sandbox.kernels.scratch import scratch
+from sandbox.kernels.strides import element_strides
 
 # Of NVIDIA's cublas_api.h and library_types.h.
 _TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
@@ -67,7 +68,7 @@ def _handle(like: Any) -> ctypes.c_void_p:
 def _layout(array: Any) -> tuple[int, bool]:
     """Elements from row to row, and whether it is columns that follow each other so."""
     rows, columns = array.shape[-2:]
-    step, inner = (stride // array.dtype.itemsize for stride in array.strides[-2:])
+    step, inner = element_strides(array)[-2:]
     if inner == 1 or columns == 1:
         return (max(step, columns) if rows > 1 else columns), False
     return (max(inner, rows) if columns > 1 else rows), True
@@ -87,7 +88,7 @@ def product(a: Any, b: Any, out: Any, accumulate: bool) -> None:
         kind = ctypes.c_int(_TYPES[array.dtype.name])
         operand: list[Any] = [ctypes.c_void_p(array.data.ptr), kind, ctypes.c_int(step)]
         if out.ndim == 3:
-            operand.append(ctypes.c_longlong(array.strides[0] // array.dtype.itemsize))
+            operand.append(ctypes.c_longlong(element_strides(array)[0]))
         operands.append(operand)
     rows, columns = out.shape[-2:]
     sizes = map(ctypes.c_int, (columns, rows, a.shape[-1]))

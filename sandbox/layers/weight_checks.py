@@ -8,8 +8,9 @@ import numpy as np
 
 from sandbox import arrays
 from sandbox.dims import MLADims
+from sandbox.kernels import require
 from sandbox.layers.weight_codes import CODE_DTYPES, SCALE_SUFFIX
-from sandbox.layers.weight_layout import DTYPES, TensorLayout
+from sandbox.layers.weight_layout import TensorLayout
 from sandbox.layers.weight_sources import StoredTensor
 
 # Buffers that older checkpoints hold; rotary embedding has no weights.
@@ -65,7 +66,7 @@ def common_dtype(stored: Mapping[str, StoredTensor], layout: Iterable[TensorLayo
         name, dtype = each.name, stored[each.name].dtype
         if dtype in CODE_DTYPES:
             raise TypeError(f"{name} is {dtype}, codes without their scales, {name}{SCALE_SUFFIX}")
-        if dtype not in [allowed.name for allowed in DTYPES]:
+        if dtype not in [allowed.name for allowed in require.FLOATS]:
             raise TypeError(f"{name} is {dtype}, expected float32, float16 or bfloat16")
         if dtype != first.dtype and not (each.is_norm and dtype == "float32"):
             raise TypeError(f"{name} is {dtype}, expected {first.dtype} as {first.name}")

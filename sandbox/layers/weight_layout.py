@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sandbox import arrays
 from sandbox.dims import MLADims
-
-DTYPES = [arrays.DTYPES[name] for name in ("float32", "float16", "bfloat16")]
 
 _HEAD_KEYS, _HEAD_KEYS_AND_VALUES, _HEAD_VALUES = "N * (P + R)", "N * (P + V)", "N * V"
 

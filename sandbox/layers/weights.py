@@ -13,7 +13,7 @@ from sandbox.dims import MLADims
 from sandbox.kernels import require
 from sandbox.layers.weight_checks import check_names, check_shapes, common_dtype
 from sandbox.layers.weight_codes import SCALE_SUFFIX, restored
-from sandbox.layers.weight_layout import DTYPES, layer_layout
+from sandbox.layers.weight_layout import layer_layout
 from sandbox.layers.weight_sources import open_source
 
 
@@ -175,7 +175,7 @@ def random_weights(
         seed: of the generator.
         xp: NumPy, or CuPy, which draws them on the current GPU.
     """
-    dtype = require.named_dtype(dtype, "dtype", DTYPES)
+    dtype = require.named_dtype(dtype, "dtype", require.FLOATS)
     rng = xp.random.default_rng(seed)
     weights = {}
     for tensor in layer_layout(dims, output_gate).values():

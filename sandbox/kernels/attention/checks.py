@@ -13,7 +13,6 @@ from sandbox.cache_formats import FORMATS, format_named
 from sandbox.kernels import cache_arguments, require
 from sandbox.kernels.op import Output
 
-FLOATS = tuple(arrays.DTYPES[name] for name in ("bfloat16", "float16", "float32"))
 CODES = np.dtype(np.uint8)
 """Element type of E4M3 codes."""
 
@@ -29,7 +28,7 @@ def softmax_scale(value: Any) -> float:
 def heads(value: Any, name: str, *axes: str) -> None:
     """Queries, keys or values: numbers or E4M3 codes, whose last axis is contiguous."""
     require.array(value, name, *axes)
-    require.dtype(value, name, *FLOATS, CODES)
+    require.dtype(value, name, *require.FLOATS, CODES)
     require.strided_rows(value, name)
     if value.shape[-1] == 0 or value.shape[-2] == 0:
         raise ValueError(f"{name} has shape {tuple(value.shape)}: {axes[-2:]} must not be empty")
@@ -59,11 +58,11 @@ def bounds(value: Any, name: str, requests: int | None) -> int:
 def output_dtype(asked: Any, out: Any, q: Any) -> np.dtype:
     """Element type of the result: what is asked for, or out's, or q's, bfloat16 for codes."""
     if asked is not None:
-        return require.named_dtype(asked, "out_dtype", FLOATS)
+        return require.named_dtype(asked, "out_dtype", require.FLOATS)
     if out is not None:
-        require.dtype(out, "out", *FLOATS)
+        require.dtype(out, "out", *require.FLOATS)
         return out.dtype
-    return FLOATS[0] if q.dtype == CODES else q.dtype
+    return arrays.bfloat16 if q.dtype == CODES else q.dtype
 
 
 def outputs(

@@ -10,17 +10,14 @@ from sandbox.cache_formats import FORMATS
 from sandbox.kernels.attention import FAR
 from sandbox.kernels.lse import NATURAL, by_request, by_token
 from sandbox.kernels.scratch import scratch
+from sandbox.kernels.strides import element_strides
 
 
 def strides(array: Any, axes: int) -> bytes:
     """`TokenStrides` (2 axes) or `RequestStrides` (3) of `strides.cuh`; zeros for None."""
     if array is None:
         return bytes(8 * axes)
-    return struct.pack(f"{axes}q", *_elements(array)[:axes])
-
-
-def _elements(array: Any) -> tuple[int, ...]:
-    return tuple(stride // array.dtype.itemsize for stride in array.strides)
+    return struct.pack(f"{axes}q", *element_strides(array)[:axes])
 
 
 def from_natural(lse_base: str) -> float:
@@ -62,9 +59,9 @@ def key_layout(arguments: Mapping[str, Any]) -> bytes:
     return struct.pack(
         "7q8i",
         *cache.strides[:2],
-        0 if table is None else _elements(table)[0],
-        *((0, 0) if tree is None else _elements(tree)[:2]),
-        *((0, 0) if indices is None else _elements(indices)[:2]),
+        0 if table is None else element_strides(table)[0],
+        *((0, 0) if tree is None else element_strides(tree)[:2]),
+        *((0, 0) if indices is None else element_strides(indices)[:2]),
         block_size,
         num_blocks,
         0 if table is None else table.shape[1],

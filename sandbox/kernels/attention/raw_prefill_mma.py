@@ -10,6 +10,7 @@ from sandbox.kernels.attention.checks import CODES
 from sandbox.kernels.cuda import CudaKernel
 from sandbox.kernels.cuda.device import device_info, shared_per_block
 from sandbox.kernels.lse import NATURAL
+from sandbox.kernels.strides import element_strides
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "prefill_mma", min_cc=(8, 0))
 CHUNK_BYTES = 16
@@ -131,8 +132,8 @@ def _strides(arguments: dict[str, Any]) -> bytes:
     """`PrefillStrides`."""
     found = [s for name in "qkv" for s in arguments[name].strides[:2]]
     out, lse = arguments["out"], arguments["out_lse"]
-    found += [s // out.dtype.itemsize for s in out.strides[:2]]
-    steps = (0, 0) if lse is None else tuple(s // lse.dtype.itemsize for s in lse.strides)
+    found += element_strides(out)[:2]
+    steps = (0, 0) if lse is None else element_strides(lse)
     found += steps[::-1] if arguments["lse_layout"] == "NT" else steps
     return struct.pack("10q", *found)
 

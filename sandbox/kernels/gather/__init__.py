@@ -13,8 +13,6 @@ from sandbox.kernels import cache_arguments, require
 from sandbox.kernels.gather import cases, reference
 from sandbox.kernels.op import Output, operation
 
-VALUES = tuple(arrays.DTYPES[name] for name in ("bfloat16", "float16", "float32"))
-"""Element types of restored rows."""
 CODES = np.dtype(np.uint8)
 
 
@@ -57,7 +55,7 @@ def _check_values(
 def _wanted_dtype(out_dtype: Any, out: Any, default: np.dtype) -> np.dtype:
     """The element type that the caller asks for, by name, by dtype, or by an array given."""
     if out_dtype is not None:
-        return require.named_dtype(out_dtype, "out_dtype", (*VALUES, CODES))
+        return require.named_dtype(out_dtype, "out_dtype", (*require.FLOATS, CODES))
     return default if out is None else out.dtype
 
 
@@ -65,8 +63,8 @@ def _restored(
     rows: Any, name: str, fmt: CacheFormat, k_scale: Any, kv_lora_rank: Any, dtype: np.dtype
 ) -> tuple[int, dict[str, Any]]:
     """Columns of restored rows, and the arguments that say how to restore them."""
-    if dtype not in VALUES:
-        names = ", ".join(each.name for each in VALUES)
+    if dtype not in require.FLOATS:
+        names = ", ".join(each.name for each in require.FLOATS)
         raise TypeError(f"out is {dtype}, expected one of {names} for restored {fmt.name} rows")
     cache_arguments.aligned(rows, name, fmt)
     scale = cache_arguments.cache_scale(fmt, k_scale, rows)
@@ -165,7 +163,7 @@ def gather(
         require.Memory(out, "out").apart(require.Memory(cache, "cache"))
         rows = out.shape[0]
     copied = cache.dtype != CODES
-    dtype = _wanted_dtype(out_dtype, out, cache.dtype if copied else VALUES[0])
+    dtype = _wanted_dtype(out_dtype, out, cache.dtype if copied else arrays.bfloat16)
     if cache_format is not None or not (cache.dtype == CODES and dtype == CODES):
         cache_format = format_named(cache_format, cache.dtype).name
     if copied or dtype == CODES:
@@ -240,7 +238,7 @@ def dequantize_context(
         require.at_least(out, "out", 0, rows, "one row for each of codes")
         require.Memory(out, "out").apart(require.Memory(codes, "codes"))
         rows = out.shape[0]
-    dtype = _wanted_dtype(out_dtype, out, VALUES[0])
+    dtype = _wanted_dtype(out_dtype, out, arrays.bfloat16)
     fmt = format_by_name(cache_format)
     if not fmt.packed:
         raise ValueError(f"cache_format is {fmt.name!r}, whose rows are numbers already")

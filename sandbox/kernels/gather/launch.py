@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandbox import arrays
+from sandbox.kernels.strides import element_strides
 
 
 def kernel_arguments(
@@ -26,7 +27,7 @@ def kernel_arguments(
         block_size,
         num_blocks,
         block_table,
-        block_table.strides[0] // block_table.dtype.itemsize,
+        element_strides(block_table)[0],
         columns,
         cu_seq_lens,
         requests,

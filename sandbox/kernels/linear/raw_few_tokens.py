@@ -5,6 +5,7 @@ from sandbox import arrays
 from sandbox.kernels.cuda import CudaKernel
 from sandbox.kernels.cuda.device import device_info
 from sandbox.kernels.linear import linear
+from sandbox.kernels.strides import row_arrays
 from sandbox.kernels.vectors import widest_vector
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "linear_few_tokens", overlap=True)
@@ -42,8 +43,8 @@ def raw_few_tokens(x: Any, weight: Any, bias: Any, out: Any) -> None:
     (tokens, columns), outputs = x.shape, weight.shape[0]
     if tokens == 0:
         return
-    item, vector = x.dtype.itemsize, widest_vector(x, weight)
-    vectors = columns * item // vector
+    vector = widest_vector(x, weight)
+    vectors = columns * x.dtype.itemsize // vector
     lanes = lanes_for(vectors)
     threads = max(THREADS, lanes)
     resident = 1 if threads > THREADS else 4 - tokens
@@ -52,13 +53,9 @@ def raw_few_tokens(x: Any, weight: Any, bias: Any, out: Any) -> None:
     KERNEL(
         min(blocks, -(-outputs // (threads // lanes))),
         threads,
-        x,
-        x.strides[0] // item,
-        weight,
-        weight.strides[0] // item,
+        *row_arrays(x, weight),
         bias,
-        out,
-        out.strides[0] // item,
+        *row_arrays(out),
         outputs,
         columns,
         macros={

@@ -8,6 +8,7 @@ from typing import Any
 
 from sandbox import arrays
 from sandbox.kernels.lse import NATURAL
+from sandbox.kernels.strides import element_strides
 
 VECTOR_BYTES = 16
 
@@ -77,21 +78,19 @@ def merge_k_strides(arguments: Mapping[str, Any]) -> bytes:
     for state, lse in (("partials", "lses"), ("out", "out_lse")):
         strides += _state_strides(arguments[state])
         strides += _lse_strides(arguments[lse], layout)
-    for name in ("partials", "lses"):
-        strides.append(arguments[name].strides[0] // arguments[name].dtype.itemsize)
+    strides += [element_strides(arguments[name])[0] for name in ("partials", "lses")]
     return struct.pack("10q", *strides)
 
 
 def _state_strides(state: Any) -> tuple[int, int]:
     """Elements between tokens and between heads."""
-    token, head = state.strides[-3:-1]
-    return token // state.dtype.itemsize, head // state.dtype.itemsize
+    return element_strides(state)[-3:-1]
 
 
 def _lse_strides(lse: Any, layout: str) -> tuple[int, int]:
     if lse is None:
         return 0, 0
-    first, second = (stride // lse.dtype.itemsize for stride in lse.strides[-2:])
+    first, second = element_strides(lse)[-2:]
     return (second, first) if layout == "NT" else (first, second)
 
 

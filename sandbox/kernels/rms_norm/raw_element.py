@@ -3,7 +3,7 @@ from typing import Any
 
 from sandbox.kernels.cuda import CudaKernel
 from sandbox.kernels.rms_norm import rms_norm
-from sandbox.kernels.rms_norm.launch import row_arrays
+from sandbox.kernels.strides import row_arrays
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "rms_norm_element")
 THREADS = 128
@@ -16,7 +16,9 @@ def raw_element(x: Any, weight: Any, eps: float, out: Any) -> None:
     KERNEL(
         tokens,
         THREADS,
-        *row_arrays(x, weight, out),
+        *row_arrays(x),
+        weight,
+        *row_arrays(out),
         columns,
         1 / columns,
         eps,

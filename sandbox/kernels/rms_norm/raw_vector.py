@@ -3,7 +3,7 @@ from typing import Any
 
 from sandbox.kernels.cuda import CudaKernel
 from sandbox.kernels.rms_norm import rms_norm
-from sandbox.kernels.rms_norm.launch import row_arrays
+from sandbox.kernels.strides import row_arrays
 from sandbox.kernels.vectors import widest_vector
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "rms_norm_vector", overlap=True)
@@ -44,7 +44,9 @@ def raw_vector(x: Any, weight: Any, eps: float, out: Any) -> None:
     KERNEL(
         -(-tokens * lanes // threads),
         threads,
-        *row_arrays(x, weight, out),
+        *row_arrays(x),
+        weight,
+        *row_arrays(out),
         tokens,
         columns,
         1 / columns,

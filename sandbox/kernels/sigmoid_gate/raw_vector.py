@@ -3,7 +3,7 @@ from typing import Any
 
 from sandbox.kernels.cuda import CudaKernel
 from sandbox.kernels.sigmoid_gate import sigmoid_gate
-from sandbox.kernels.sigmoid_gate.launch import row_arrays
+from sandbox.kernels.strides import row_arrays
 from sandbox.kernels.vectors import widest_vector
 
 KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "sigmoid_gate_vector", overlap=True)

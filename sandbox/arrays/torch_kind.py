@@ -8,7 +8,8 @@ import numpy as np
 import torch
 import torch.utils.dlpack
 
-from sandbox.arrays import REFUSALS, Kind, bfloat16, import_cupy, refusal
+from sandbox.arrays.adopted import bfloat16, import_cupy
+from sandbox.arrays.kinds import REFUSALS, Kind, refusal
 
 _SAME = ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
 _SAME += ["float16", "float32", "float64", "complex64", "complex128"]

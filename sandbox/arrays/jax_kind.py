@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sandbox.arrays import REFUSALS, DLPackKind, Kind, refusal
+from sandbox.arrays.kinds import REFUSALS, DLPackKind, Kind, refusal
 
 _ALIGNMENT = 64  # bytes; JAX copies a NumPy buffer that is aligned less
 
