@@ -19,7 +19,7 @@ STAGES = (
     "concat",
     "merge",
     "output gate",
-    "quantise",
+    "quantize",
     "output projection",
 )
 """As `MLALayer.on_stage` is told of them, in about the order of a step."""

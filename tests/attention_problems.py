@@ -173,7 +173,7 @@ def prefill_problem(
 def in_codes(problem: dict[str, Any], descales: Any) -> dict[str, Any]:
     """The problem of E4M3 codes whose q, k and v have these descales."""
     return problem | {
-        name: E4M3.quantise(problem[name], np.float32(descale))
+        name: E4M3.quantize(problem[name], np.float32(descale))
         for name, descale in zip("qkv", descales)
     }
 

@@ -4,7 +4,7 @@ import torch
 
 
 def mla(weights, dims, hidden, *, scale, cos_sin=None, gate=False, restore=None, eps=1e-6):
-    """Output `[T, H]` of one sequence, and each token's unquantised cache row `[T, L + R]`.
+    """Output `[T, H]` of one sequence, and each token's unquantized cache row `[T, L + R]`.
 
     `restore` takes those rows to what a cache gives back of them; all keys are read from there.
     """

@@ -74,7 +74,7 @@ class TestScores:
         values = rng.standard_normal((9, E), np.float32)
         rows, decoded, said = packed_rows("fp8_e4m3", values, TINY, 4.0)
         problem = decode_problem([9], tokens=2, seed=3)
-        codes = E4M3.quantise(problem["q"], np.float32(0.125))
+        codes = E4M3.quantize(problem["q"], np.float32(0.125))
         queries = E4M3.decode(codes).astype(np.float32) * np.float32(0.125)
         want, want_lse = decode_reference(**problem | paged([decoded], 4) | {"q": queries})
         packed = problem | paged([rows], 4) | said | {"q": codes, "q_descale": 0.125}
@@ -100,7 +100,7 @@ class TestScalars:
         values = np.random.default_rng(1).standard_normal((9, E), np.float32)
         rows, _, said = packed_rows("fp8_e4m3", values, TINY, 0.37)
         problem |= paged([rows], 4) | said
-        problem["q"] = E4M3.quantise(problem["q"], np.float32(0.13))
+        problem["q"] = E4M3.quantize(problem["q"], np.float32(0.13))
         kinds = (
             float,
             np.float64,

@@ -97,7 +97,7 @@ def test_attention_writes_into_what_it_is_given(target):
         ]  # fmt: skip
         for one, other in pairs:
             assert np.array_equal(back(one), back(other))
-    with pytest.raises(TypeError, match="out is ndarray, expected a Quantised"):
+    with pytest.raises(TypeError, match="out is ndarray, expected a Quantized"):
         layer.attention(hidden, None, server.cache, plan, out=np.zeros((12, 48), np.float32))
 
 

@@ -1,14 +1,14 @@
-"""The output of attention quantised on request, against exact references of NumPy."""
+"""The output of attention quantized on request, against exact references of NumPy."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from layer_models import Server, assert_close, back, put, put_all, sequences, targets
-from quantise_oracles import e4m3, expected_groups, expected_nvfp4, same, unpacked
+from quantize_oracles import e4m3, expected_groups, expected_nvfp4, same, unpacked
 
 from sandbox import MLADims
-from sandbox.layers import MLALayer, Quantised, Rope, random_weights
+from sandbox.layers import MLALayer, Quantized, Rope, random_weights
 
 DIMS = MLADims(8, 56, 40, 24, 8, 16, q_lora_rank=20)  # N * V = 128
 SCALES = {"fp8_static": 0.004, "fp8_group_128": None, "fp8_group_64": None, "nvfp4": 0.003}
@@ -40,7 +40,7 @@ def test_codes_are_exact(target, name):
         new[:10] = server.next_tokens([1, 8, 1], plan)
         outs.append(server.layer.attention(put(new, target), None, server.cache, plan))
     plain, found = outs
-    assert isinstance(found, Quantised)
+    assert isinstance(found, Quantized)
     assert type(found.codes) is type(plain)
     values = back(plain)
     if name == "fp8_static":
@@ -75,7 +75,7 @@ def test_the_output_projection_takes_restored_codes(target, name):
 
 
 def given(name, **options):
-    """A layer that quantises so, the arguments of a call that has a decode, and what it returns."""
+    """A layer that quantizes so, the arguments of a call that has a decode, and what it returns."""
     server = serve("numpy", output_quant=name, output_scale=SCALES[name], **options)
     server.step([5, 9, 3])
     plan = server.plan([1, 8, 1])

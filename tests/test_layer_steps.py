@@ -13,7 +13,6 @@ from layer_models import (
     decode_step,
     example,
     layer_of,
-    on_gpu,
     put,
     sequences,
     targets,
@@ -249,7 +248,7 @@ def test_update_refuses_a_table_of_other_columns():
         steps.update([1, 2, 3], TABLE)
 
 
-@pytest.mark.parametrize("target", ["numpy", pytest.param("cupy", marks=on_gpu)])
+@pytest.mark.parametrize("target", ["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
 def test_nothing_of_an_earlier_step_matters(target):
     """Workspace arrays full of NaN give the same results."""
     module, settings, hidden, want = example()

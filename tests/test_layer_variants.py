@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 import pytest
-from layer_models import Server, assert_close, on_gpu, put_all, sequences
+from layer_models import Server, assert_close, put_all, sequences
 
 from sandbox import MLADims
 from sandbox.kernels import OPS, Unavailable
@@ -19,9 +19,9 @@ CODED = {"prefill_descales": (0.011, 0.013, 0.017), "decode_q_descale": 0.03}
 OPTIONS = {
     "concat_insert_prefill_fp8": CODED,
     "concat_context_fp8": CODED,
-    "quantise_static": {"output_quant": "fp8_static", "output_scale": 0.01},
-    "quantise_groups": {"output_quant": "fp8_group_64"},
-    "quantise_nvfp4": {"output_quant": "nvfp4", "output_scale": 0.01},
+    "quantize_static": {"output_quant": "fp8_static", "output_scale": 0.01},
+    "quantize_groups": {"output_quant": "fp8_group_64"},
+    "quantize_nvfp4": {"output_quant": "nvfp4", "output_scale": 0.01},
 }
 """What a layer must be told to use the op at all."""
 BOUNDS = {"float32": 1e-5, "bfloat16": 0.06}
@@ -32,7 +32,7 @@ def choices(gpu):
     for name in USED:
         for variant in OPS[name].variants.values():
             reason = variant.unavailable(variant.target(gpu=gpu))
-            marks = on_gpu if gpu else []
+            marks = [pytest.mark.gpu] if gpu else []
             if reason:
                 marks = [*marks, pytest.mark.skip(reason=reason)]
             yield pytest.param(name, variant.name, id=f"{name}={variant.name}", marks=marks)

@@ -237,7 +237,7 @@ def test_kernels_are_single_precision_and_need_no_stack():
         *("gather:", "linear:", "lse_merge:", "lse_merge_k:", "prefill_attention:-ragged"),
         *("prefill_attention:fp8", "decode_attention:tree", "decode_attention:topk"),
         *("decode_attention:fp8_ds_mla", "decode_attention:int4_per_token"),
-        *("quantise_static:", "quantise_groups:", "quantise_nvfp4:"),
+        *("quantize_static:", "quantize_groups:", "quantize_nvfp4:"),
     ]
     command = [sys.executable, "tests/numba_ptx.py", *problems]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -79,7 +79,7 @@ class TorchKind(Kind):
             remedy = "resolve_conj()" if value.is_conj() else "resolve_neg()"
             raise TypeError(f"{name}: the tensor is lazily conjugated or negated; use {remedy}")
         if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-            # Fake, quantised and distributed tensors: their own memory is not their content.
+            # Fake, quantized and distributed tensors: their own memory is not their content.
             kind = type(value).__name__
             raise TypeError(f"{name}: a {kind} cannot be shared without a copy")
         if value.is_cuda:

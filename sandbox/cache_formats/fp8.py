@@ -43,7 +43,7 @@ class Float8:
         codes |= ((bits >> np.uint32(24)) & np.uint32(0x80)).astype(np.int32)
         return xp.where(xp.isnan(values), NAN_CODE, codes).astype(np.uint8)
 
-    def quantise(self, values: Any, descale: Any) -> Any:
+    def quantize(self, values: Any, descale: Any) -> Any:
         """Codes of values times the reciprocal of their descale, both in float32.
 
         So attention's heads and outputs are coded; a cache row takes the quotient.

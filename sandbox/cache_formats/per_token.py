@@ -23,7 +23,7 @@ FLOAT32 = np.dtype(np.float32)
 LEAST_SCALE = np.finfo(np.float32).tiny
 
 
-def _quantise(values: Any, largest: int) -> tuple[Any, Any]:
+def _quantize(values: Any, largest: int) -> tuple[Any, Any]:
     """int8 codes of float32 `[..., n]` and their scales `[..., 1]`."""
     xp = arrays.namespace(values)
     nothing = xp.zeros((*values.shape[:-1], 1), np.float32)
@@ -38,7 +38,7 @@ def _quantise(values: Any, largest: int) -> tuple[Any, Any]:
 def _encode(rows: Any, dims: RowWidths, largest: int, pack: Any) -> Any:
     xp = arrays.namespace(rows)
     with np.errstate(all="ignore"):
-        parts = [_quantise(part, largest) for part in split(rows, dims)]
+        parts = [_quantize(part, largest) for part in split(rows, dims)]
     codes = [pack(code) for code, _ in parts]
     scales = xp.concatenate([scale for _, scale in parts], axis=-1).view(np.uint8)
     return xp.concatenate([*codes, scales], axis=-1)

@@ -12,7 +12,7 @@ from sandbox.kernels.gather import dequantize_context, gather
 from sandbox.kernels.linear import linear
 from sandbox.kernels.lse_merge import lse_merge, lse_merge_k
 from sandbox.kernels.op import OPS, Unavailable
-from sandbox.kernels.quantise import quantise_groups, quantise_nvfp4, quantise_static
+from sandbox.kernels.quantize import quantize_groups, quantize_nvfp4, quantize_static
 from sandbox.kernels.rms_norm import rms_norm
 from sandbox.kernels.sigmoid_gate import sigmoid_gate
 
@@ -32,9 +32,9 @@ __all__ = [
     "lse_merge",
     "lse_merge_k",
     "prefill_attention",
-    "quantise_groups",
-    "quantise_nvfp4",
-    "quantise_static",
+    "quantize_groups",
+    "quantize_nvfp4",
+    "quantize_static",
     "rms_norm",
     "sigmoid_gate",
 ]

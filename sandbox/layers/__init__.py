@@ -4,7 +4,7 @@ from sandbox.layers.collectives import Alone, Collective, InProcess
 from sandbox.layers.decode_steps import DecodeSteps
 from sandbox.layers.mla import MLALayer
 from sandbox.layers.model_config import dims_of, rope_of
-from sandbox.layers.output import Quantised
+from sandbox.layers.output import Quantized
 from sandbox.layers.prepare import prepare
 from sandbox.layers.rope import Rope
 from sandbox.layers.step import Step
@@ -18,7 +18,7 @@ __all__ = [
     "InProcess",
     "MLALayer",
     "MLAWeights",
-    "Quantised",
+    "Quantized",
     "Rope",
     "Step",
     "Workspace",

@@ -50,7 +50,7 @@ class MLALayer:
         output_gate: whether `attention * sigmoid(g_proj(hidden))` goes into the output projection.
         overlap_tokens: steps of fewer tokens compute the gate's product and the new latents on a
             second stream, beside the queries.
-        output_quant: how the output of attention is quantised before the output projection, a name
+        output_quant: how the output of attention is quantized before the output projection, a name
             in `output.QUANTS`; `attention` returns codes and scales then, and the output projection
             takes the restored values. None is not at all.
         output_scale: descale for `fp8_static`, global scale for `nvfp4`; a number or an array of
@@ -190,10 +190,10 @@ class MLALayer:
 
     def attention(
         self, hidden: Any, positions: Any, cache: Any, plan: Plan | Step | None, *, out: Any = None
-    ) -> Any | output.Quantised:
+    ) -> Any | output.Quantized:
         """As a call, but without the output projection: `[T, N * V]`, gated if the layer is.
 
-        With `output_quant` an `output.Quantised`: codes and scales, as a quantised `o_proj` takes
+        With `output_quant` an `output.Quantized`: codes and scales, as a quantized `o_proj` takes
         them.
 
         Args:
@@ -219,7 +219,7 @@ class MLALayer:
                 self._attend(run, attended[: run.num_tokens])
             attended[run.num_tokens :] = 0
             if self.output_quant is not None:
-                output.quantise(run, attended, results)
+                output.quantize(run, attended, results)
             found = {name: _returned(borrowed, name, *pair) for name, pair in pairs.items()}
             return output.attended(self, found)
 

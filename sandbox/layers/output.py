@@ -1,4 +1,4 @@
-"""From attention to hidden states: output gate, quantisation on request, output projection."""
+"""From attention to hidden states: output gate, quantization on request, output projection."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from sandbox import arrays
 from sandbox.dims import MLADims
-from sandbox.kernels import quantise_groups, quantise_nvfp4, quantise_static, sigmoid_gate
-from sandbox.kernels.quantise import dequantise_groups, dequantise_nvfp4, dequantise_static
+from sandbox.kernels import quantize_groups, quantize_nvfp4, quantize_static, sigmoid_gate
+from sandbox.kernels.quantize import dequantize_groups, dequantize_nvfp4, dequantize_static
 from sandbox.layers.run import Run
 from sandbox.layers.step import DecodeInputs
 
@@ -24,12 +24,12 @@ QUANTS: dict[str, int | None] = {
     "fp8_group_64": 64,
     "nvfp4": 16,
 }
-"""Ways to quantise the output of attention, and how many values share a scale (None: all)."""
+"""Ways to quantize the output of attention, and how many values share a scale (None: all)."""
 
 
 @dataclass(frozen=True)
-class Quantised:
-    """The output of attention as a quantised output projection takes it.
+class Quantized:
+    """The output of attention as a quantized output projection takes it.
 
     Attributes:
         name: in `QUANTS`.
@@ -86,7 +86,7 @@ def apply_gate(run: Run, gate: Callable[[], Any], attended: Any) -> None:
 def layouts(layer: MLALayer, tokens: int) -> dict[str, tuple[tuple[int, int], Any]]:
     """Shape and dtype of the arrays that hold the output of attention before `o_proj`.
 
-    That is `out`, or of a layer that quantises `out.codes`, and `out.scales` where there are some.
+    That is `out`, or of a layer that quantizes `out.codes`, and `out.scales` where there are some.
     """
     name, width = layer.output_quant, layer.dims.N * layer.dims.V
     if name is None:
@@ -103,16 +103,16 @@ def given(layer: MLALayer, out: Any) -> dict[str, Any]:
     """What the caller gives for `layouts`, by those names; None where it gives nothing.
 
     Raises:
-        TypeError, ValueError: codes where the layer has numbers, those of another quantisation.
+        TypeError, ValueError: codes where the layer has numbers, those of another quantization.
     """
     if layer.output_quant is None:
-        if isinstance(out, Quantised):
-            raise TypeError("out is a Quantised, but output_quant is None")
+        if isinstance(out, Quantized):
+            raise TypeError("out is a Quantized, but output_quant is None")
         return {"out": out}
     if out is None:
         return {"out.codes": None, "out.scales": None}
-    if not isinstance(out, Quantised):
-        raise TypeError(f"out is {type(out).__name__}, expected a Quantised")
+    if not isinstance(out, Quantized):
+        raise TypeError(f"out is {type(out).__name__}, expected a Quantized")
     if out.name != layer.output_quant:
         raise ValueError(f"out is of {out.name}, but output_quant is {layer.output_quant}")
     return {"out.codes": out.codes, "out.scales": out.scales}
@@ -123,35 +123,35 @@ def attended(layer: MLALayer, results: Mapping[str, Any]) -> Any:
     if layer.output_quant is None:
         return results["out"]
     codes, scales = results["out.codes"], results.get("out.scales")
-    return Quantised(layer.output_quant, codes, scales, layer.output_scale)
+    return Quantized(layer.output_quant, codes, scales, layer.output_scale)
 
 
-def quantise(run: Run, attended: Any, results: Mapping[str, Any]) -> None:
+def quantize(run: Run, attended: Any, results: Mapping[str, Any]) -> None:
     """The output of attention `[T, N * V]` as codes and scales, into the arrays of `layouts`."""
     layer = run.layer
     name, scale, codes = layer.output_quant, layer.output_scale, results["out.codes"]
-    run.stage("quantise")
+    run.stage("quantize")
     if name == "fp8_static":
-        run.op(quantise_static, attended, scale, out=codes)
+        run.op(quantize_static, attended, scale, out=codes)
     elif name == "nvfp4":
-        run.op(quantise_nvfp4, attended, scale, out=codes, out_scales=results["out.scales"])
+        run.op(quantize_nvfp4, attended, scale, out=codes, out_scales=results["out.scales"])
     else:
         scales, group = results["out.scales"], QUANTS[name]
-        run.op(quantise_groups, attended, group_size=group, out=codes, out_scales=scales)
+        run.op(quantize_groups, attended, group_size=group, out=codes, out_scales=scales)
 
 
 def _restored(layer: MLALayer, results: Mapping[str, Any]) -> Any:
     """float32 values of codes."""
     codes = results["out.codes"]
     if layer.output_quant == "fp8_static":
-        return dequantise_static(codes, layer.output_scale)
+        return dequantize_static(codes, layer.output_scale)
     if layer.output_quant == "nvfp4":
-        return dequantise_nvfp4(codes, results["out.scales"], layer.output_scale)
-    return dequantise_groups(codes, results["out.scales"])
+        return dequantize_nvfp4(codes, results["out.scales"], layer.output_scale)
+    return dequantize_groups(codes, results["out.scales"])
 
 
 def project(run: Run, attended: Any, out: Any) -> None:
-    """The output projection `[T, N * V]` to `[T, H]`, of restored codes if the layer quantises.
+    """The output projection `[T, N * V]` to `[T, H]`, of restored codes if the layer quantizes.
 
     Raises:
         RuntimeError: codes would be restored while a CUDA graph is captured; capture
@@ -168,7 +168,7 @@ def project(run: Run, attended: Any, out: Any) -> None:
             name: run.array(name, *shape, dtype=dtype)
             for name, (shape, dtype) in layouts(layer, len(attended)).items()
         }
-        quantise(run, attended, results)
+        quantize(run, attended, results)
         attended[...] = _restored(layer, results).astype(attended.dtype)
     run.stage("output projection")
     run.project(attended, layer.weights.o_proj, out, layer.weights.o_bias)

@@ -44,12 +44,12 @@ def restored(codes: StoredTensor, scales: StoredTensor) -> StoredTensor:
     def read(part: tuple[slice, ...]) -> Any:
         rows, columns = part
         whole = scales.read((slice(None), slice(None)))
-        return dequantise(codes.read(part), whole, rows.start, columns.start)
+        return dequantize(codes.read(part), whole, rows.start, columns.start)
 
     return replace(codes, dtype="bfloat16", read=read)
 
 
-def dequantise(codes: Any, scales: Any, row: int = 0, column: int = 0) -> Any:
+def dequantize(codes: Any, scales: Any, row: int = 0, column: int = 0) -> Any:
     """Codes `[out, in]`, a part of a weight that begins at (`row`, `column`) of it, as bfloat16.
 
     A band of blocks at a time, so that the float32 values of a large weight are never all there.

@@ -99,7 +99,7 @@ def _queries(case: Case, xp: Any) -> Any:
     values = c.normal(xp, shape, np.dtype(np.float32), case.seed)
     values *= np.float32(case.options.get("sharp", 1.0))
     if "fp8_query" in case.options:
-        values = E4M3.quantise(values, np.float32(Q_DESCALE))
+        values = E4M3.quantize(values, np.float32(Q_DESCALE))
     else:
         values = values.astype(case.dtype)
     if case.options.get("views"):

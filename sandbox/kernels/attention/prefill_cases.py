@@ -65,7 +65,7 @@ def make_inputs(case: Case, xp: Any) -> dict[str, Any]:
             values *= np.float32(options.get("sharp", 1.0))
         if options.get("fp8"):
             descale = np.float32(DESCALES[f"{name}_descale"])
-            values = E4M3.quantise(values, descale)
+            values = E4M3.quantize(values, descale)
             inputs[f"{name}_descale"] = xp.asarray(np.array([descale]))
         else:
             values = values.astype(case.dtype)

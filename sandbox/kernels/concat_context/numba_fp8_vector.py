@@ -55,7 +55,7 @@ def _kernel(dtype: np.dtype, elements: int) -> Any:
 def numba_vector(
     k_nope: Any, k_pe: Any, v: Any, k_descale: Any, v_descale: Any, k_out: Any, v_out: Any
 ) -> None:
-    """A block a token, a warp a head in 8-byte words, the key quantised once a warp."""
+    """A block a token, a warp a head in 8-byte words, the key quantized once a warp."""
     if not k_nope.shape[0]:
         return
     item = k_nope.dtype.itemsize

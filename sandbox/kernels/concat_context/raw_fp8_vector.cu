@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks(BLOCKS_PER
                               k_out_head_stride, k_descale};
     const auto shared =
         SharedCodes<COUNT>::of<ELEMENT>(rope, walk, item < ROPES, Plainly());
-    quantise_heads<ELEMENT, COUNT, IN_FLIGHT>(columns, walk, shared,
+    quantize_heads<ELEMENT, COUNT, IN_FLIGHT>(columns, walk, shared,
                                               ITEMS == LOADED || item < LOADED);
   });
 }

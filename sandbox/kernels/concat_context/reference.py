@@ -18,7 +18,7 @@ def concat_context(k_nope: Any, k_pe: Any, k_out: Any) -> dict[str, Any]:
 def concat_context_fp8(
     k_nope: Any, k_pe: Any, v: Any, k_descale: Any, v_descale: Any, k_out: Any, v_out: Any
 ) -> dict[str, Any]:
-    keys = concat_context(E4M3.quantise(k_nope, k_descale), E4M3.quantise(k_pe, k_descale), k_out)
+    keys = concat_context(E4M3.quantize(k_nope, k_descale), E4M3.quantize(k_pe, k_descale), k_out)
     final = v_out.copy()
-    final[: len(v)] = E4M3.quantise(v, v_descale)
+    final[: len(v)] = E4M3.quantize(v, v_descale)
     return {**keys, "v_out": final}

@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks(BLOCKS_PER
     const Heads query = heads_at(q, q_token_stride, q_head_stride, q_out, q_out_token_stride,
                                  q_out_head_stride, q_descale, token, first);
     walk_items<NOPES, ROPES, THREADS>(heads, [&](int item, const HeadWalk& walk) {
-      quantise_heads<ELEMENT, COUNT, IN_FLIGHT>(query.item(item), walk,
+      quantize_heads<ELEMENT, COUNT, IN_FLIGHT>(query.item(item), walk,
                                                 Rotation(table, position, item - NOPES));
     });
     return;
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks(BLOCKS_PER
                               key.to_stride, k_descale};
     const auto shared = SharedCodes<COUNT>::of<ELEMENT>(rope, walk, item < ROPES,
                                                         Rotation(table, position, item));
-    quantise_heads<ELEMENT, COUNT, IN_FLIGHT>(
+    quantize_heads<ELEMENT, COUNT, IN_FLIGHT>(
         item < NOPES ? key.item(item) : value.item(item - NOPES), walk, shared,
         ITEMS == LOADED || item < LOADED);
   });

@@ -4,7 +4,7 @@ from sandbox import arrays
 from sandbox.kernels.concat_insert import concat_insert_prefill_fp8
 from sandbox.kernels.concat_insert.raw_prefill_unfused import raw_unfused as prefill_unfused
 from sandbox.kernels.concat_insert.unfused import apart_refuses
-from sandbox.kernels.concat_insert.unfused_quantise import quantise_heads
+from sandbox.kernels.concat_insert.unfused_quantize import quantize_heads
 
 
 @concat_insert_prefill_fp8.variant(
@@ -16,6 +16,6 @@ def raw_unfused(**arguments: Any) -> None:
     xp = arrays.namespace(q)
     heads = {name: xp.empty((tokens, *q.shape[1:]), q.dtype) for name in ("q_out", "k_out")}
     prefill_unfused(**{**arguments, **heads})
-    quantise_heads(heads["q_out"], arguments["q_out"][:tokens], arguments["q_descale"])
-    quantise_heads(heads["k_out"], arguments["k_out"][:tokens], arguments["k_descale"])
-    quantise_heads(v[:tokens], arguments["v_out"][:tokens], arguments["v_descale"])
+    quantize_heads(heads["q_out"], arguments["q_out"][:tokens], arguments["q_descale"])
+    quantize_heads(heads["k_out"], arguments["k_out"][:tokens], arguments["k_descale"])
+    quantize_heads(v[:tokens], arguments["v_out"][:tokens], arguments["v_descale"])

@@ -106,13 +106,13 @@ def concat_insert_prefill_fp8(
     positions = positions[:tokens] if positions is not None else None
     key = rope(k_pe[:tokens], positions, cos_sin)
     final_q, final_k, final_v = q_out.copy(), k_out.copy(), v_out.copy()
-    final_q[:tokens, :, :nope] = E4M3.quantise(q[:tokens, :, :nope], q_descale)
-    final_q[:tokens, :, nope:] = E4M3.quantise(
+    final_q[:tokens, :, :nope] = E4M3.quantize(q[:tokens, :, :nope], q_descale)
+    final_q[:tokens, :, nope:] = E4M3.quantize(
         rope(q[:tokens, :, nope:], positions, cos_sin), q_descale
     )
-    final_k[:tokens, :, :nope] = E4M3.quantise(k_nope[:tokens], k_descale)
-    final_k[:tokens, :, nope:] = E4M3.quantise(key, k_descale)[:, None]
-    final_v[:tokens] = E4M3.quantise(v[:tokens], v_descale)
+    final_k[:tokens, :, :nope] = E4M3.quantize(k_nope[:tokens], k_descale)
+    final_k[:tokens, :, nope:] = E4M3.quantize(key, k_descale)[:, None]
+    final_v[:tokens] = E4M3.quantize(v[:tokens], v_descale)
     inserted = concat_insert(kv_c[:tokens], key, slot_mapping=slot_mapping, **row)
     return {"q_out": final_q, "k_out": final_k, "v_out": final_v, **inserted}
 
@@ -138,8 +138,8 @@ def concat_insert_decode(
         final[:tokens, :, :latent] = ql_nope[:tokens]
         final[:tokens, :, latent:] = turned.astype(final.dtype)
     else:
-        final[:tokens, :, :latent] = E4M3.quantise(ql_nope[:tokens], q_descale)
-        final[:tokens, :, latent:] = E4M3.quantise(turned, q_descale)
+        final[:tokens, :, :latent] = E4M3.quantize(ql_nope[:tokens], q_descale)
+        final[:tokens, :, latent:] = E4M3.quantize(turned, q_descale)
     key = rope(k_pe[:tokens], positions, cos_sin)
     inserted = concat_insert(kv_c[:tokens], key, slot_mapping=slot_mapping, **row)
     return {"q_out": final, **inserted}

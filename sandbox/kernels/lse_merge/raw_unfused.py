@@ -9,8 +9,8 @@ from sandbox.kernels.lse_merge.launch import vector_elements
 from sandbox.kernels.lse_merge.raw_tile import ENOUGH_TOKENS, raw_tile
 from sandbox.kernels.lse_merge.raw_vector import raw_vector
 
-QUANTISE = CudaKernel(
-    Path(__file__).with_name("unfused_quantise.cu"), "quantise_rows", overlap=True
+QUANTIZE = CudaKernel(
+    Path(__file__).with_name("unfused_quantize.cu"), "quantize_rows", overlap=True
 )
 THREADS = 256
 IN_FLIGHT = 2
@@ -29,7 +29,7 @@ def raw_unfused(**arguments: Any) -> None:
     merge = raw_tile if tokens >= ENOUGH_TOKENS else raw_vector
     merge(**arguments | {"out": merged, "output_scale": None})
     elements = vector_elements(merged, out)
-    QUANTISE(
+    QUANTIZE(
         -(-tokens * heads * (head_dim // elements) // (THREADS * IN_FLIGHT)),
         THREADS,
         merged,

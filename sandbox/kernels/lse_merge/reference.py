@@ -65,7 +65,7 @@ def _softmax(
             merged += xp.where(none[..., None], -0.0, term)
     merged = merged / divisor
     if output_scale is not None:
-        merged = E4M3.quantise(merged, output_scale)
+        merged = E4M3.quantize(merged, output_scale)
     merged = xp.where(nobody[..., None], merged.dtype.type(0), merged)
     lse = top + xp.log(xp.where(nobody, 1.0, total)) / NATURAL[base]
     lse = xp.where(nobody, -np.inf, lse)

@@ -89,7 +89,7 @@ struct Plainly {
 // Loads of InFlight heads are under way before the first of them, or the descale, is waited for. A
 // thread without columns of its own walks along all the same.
 template <class Scalar, int Count, int InFlight, class Along>
-__device__ __forceinline__ void quantise_heads(const HeadColumns& columns, const HeadWalk& heads,
+__device__ __forceinline__ void quantize_heads(const HeadColumns& columns, const HeadWalk& heads,
                                                Along along, bool has_columns = true) {
   const long long from_step = heads.step * columns.from_stride;
   const long long to_step = heads.step * columns.to_stride;

@@ -2,14 +2,14 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.kernels.cuda import CudaKernel
-from sandbox.kernels.quantise import quantise_groups
-from sandbox.kernels.quantise.launch import group_grid, group_macros, rows
+from sandbox.kernels.quantize import quantize_groups
+from sandbox.kernels.quantize.launch import group_grid, group_macros, rows
 
-KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "quantise_groups_vector", overlap=True)
+KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "quantize_groups_vector", overlap=True)
 THREADS, IN_FLIGHT = 128, 2
 
 
-@quantise_groups.variant("raw_vector", kind="cuda", preference=30)
+@quantize_groups.variant("raw_vector", kind="cuda", preference=30)
 def raw_vector(
     x: Any, group_size: int, scale_format: str, scale_layout: str, out: Any, out_scales: Any
 ) -> None:

@@ -1,7 +1,7 @@
-"""What quantised values are worth: the reader's side of the three ops, for NumPy and CuPy arrays.
+"""What quantized values are worth: the reader's side of the three ops, for NumPy and CuPy arrays.
 
 Each product is one float32 product, so that what a kernel that reads the codes sees is known
-exactly, and with it what quantising costs.
+exactly, and with it what quantizing costs.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import numpy as np
 
 from sandbox import arrays
 from sandbox.cache_formats import E4M3
-from sandbox.kernels.quantise import e2m1
+from sandbox.kernels.quantize import e2m1
 
 
-def dequantise_static(codes: Any, scale: Any) -> Any:
+def dequantize_static(codes: Any, scale: Any) -> Any:
     """float32 `[T, W]`: each E4M3 code times `scale`, a number or a float32 array of one."""
     return E4M3.decode(codes) * _descale(scale, codes)
 
 
-def dequantise_groups(codes: Any, scales: Any) -> Any:
+def dequantize_groups(codes: Any, scales: Any) -> Any:
     """float32 `[T, W]`: each E4M3 code times its group's scale.
 
     Args:
@@ -35,7 +35,7 @@ def dequantise_groups(codes: Any, scales: Any) -> Any:
     return (groups * scales[..., None]).reshape(codes.shape)
 
 
-def dequantise_nvfp4(packed: Any, scales: Any, global_scale: Any) -> Any:
+def dequantize_nvfp4(packed: Any, scales: Any, global_scale: Any) -> Any:
     """float32 `[T, W]`: each E2M1 code times `block scale * global_scale`, itself a product.
 
     Args:

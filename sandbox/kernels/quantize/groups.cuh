@@ -85,11 +85,11 @@ struct GroupPart {
   }
 };
 
-// Calls quantise(group, part) for each group of a token that the thread has a part of, with loads
+// Calls quantize(group, part) for each group of a token that the thread has a part of, with loads
 // of IN_FLIGHT groups under way. All threads of a block are to call it.
-template <class Quantise>
+template <class Quantize>
 __device__ __forceinline__ void walk_groups(const char* token, int groups,
-                                            const Quantise& quantise) {
+                                            const Quantize& quantize) {
   GroupPart part;
   part.lane = threadIdx.x % LANES;
   const int first = blockIdx.y * (AT_A_TIME * IN_FLIGHT) + threadIdx.x / LANES;
@@ -119,6 +119,6 @@ __device__ __forceinline__ void walk_groups(const char* token, int groups,
       }
     }
     part.find_amax();
-    if (group < groups) quantise(group, part);
+    if (group < groups) quantize(group, part);
   }
 }

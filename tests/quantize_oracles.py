@@ -6,7 +6,7 @@ import pytest
 from variants_here import here
 
 from sandbox.arrays import bfloat16
-from sandbox.kernels import quantise_groups, quantise_nvfp4, quantise_static
+from sandbox.kernels import quantize_groups, quantize_nvfp4, quantize_static
 
 F32 = np.float32
 INF, NAN = np.inf, np.nan
@@ -14,9 +14,9 @@ MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 EDGES = [448, 449, 464, 465, -1e30, INF, -INF, NAN, -NAN, 0, -0.0, 2**-10, 1.5 * 2**-9, 17, -19]
 
 
-static = pytest.mark.parametrize("variant", here(quantise_static))
-groups = pytest.mark.parametrize("variant", here(quantise_groups))
-nvfp4 = pytest.mark.parametrize("variant", here(quantise_nvfp4))
+static = pytest.mark.parametrize("variant", here(quantize_static))
+groups = pytest.mark.parametrize("variant", here(quantize_groups))
+nvfp4 = pytest.mark.parametrize("variant", here(quantize_nvfp4))
 same = np.testing.assert_array_equal
 
 

@@ -2,7 +2,7 @@
 #include "fp8_heads.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    quantise(const char* from, long long from_token_stride, long long from_head_stride,
+    quantize(const char* from, long long from_token_stride, long long from_head_stride,
              const float* descale, char* to, long long to_token_stride,
              long long to_head_stride) {
   from += blockIdx.x * from_token_stride;
@@ -10,6 +10,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   walk_items<COLUMNS / COUNT, 0, THREADS>(HEADS, [&](int item, const HeadWalk& walk) {
     const HeadColumns columns = {from + item * COUNT * int(sizeof(ELEMENT)), from_head_stride,
                                  to + item * COUNT, to_head_stride, descale};
-    quantise_heads<ELEMENT, COUNT, IN_FLIGHT>(columns, walk, Plainly());
+    quantize_heads<ELEMENT, COUNT, IN_FLIGHT>(columns, walk, Plainly());
   });
 }

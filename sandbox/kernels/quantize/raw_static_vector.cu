@@ -4,7 +4,7 @@
 #include "overlap.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    quantise_static_vector(const char* x, long long x_stride, const float* scale, char* out,
+    quantize_static_vector(const char* x, long long x_stride, const float* scale, char* out,
                            long long out_stride, int pieces) {
   wait_for_previous_kernel();
   const char* from = x + blockIdx.x * x_stride;

@@ -4,7 +4,7 @@
 #include "scales.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    quantise_groups_vector(const char* x, long long x_stride, char* out, long long out_stride,
+    quantize_groups_vector(const char* x, long long x_stride, char* out, long long out_stride,
                            char* scales, long long scale_token_stride,
                            long long scale_group_stride, int groups, bool power_of_two) {
   wait_for_previous_kernel();

@@ -2,14 +2,14 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.kernels.cuda import CudaKernel
-from sandbox.kernels.quantise import quantise_static
-from sandbox.kernels.quantise.launch import rows
+from sandbox.kernels.quantize import quantize_static
+from sandbox.kernels.quantize.launch import rows
 
-KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "quantise_static_element")
+KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "quantize_static_element")
 THREADS = 256
 
 
-@quantise_static.variant("raw_element", kind="cuda", preference=10)
+@quantize_static.variant("raw_element", kind="cuda", preference=10)
 def raw_element(x: Any, scale: Any, out: Any) -> None:
     """One thread a value."""
     blocks = -(-x.size // THREADS)

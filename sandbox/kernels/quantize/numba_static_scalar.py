@@ -12,7 +12,7 @@ from sandbox.kernels import numba_target
 from sandbox.kernels.numba_fp8 import fp8_encode
 from sandbox.kernels.numba_math import to_float32
 from sandbox.kernels.numba_target import cuda
-from sandbox.kernels.quantise import quantise_static
+from sandbox.kernels.quantize import quantize_static
 
 THREADS = 64
 
@@ -31,7 +31,7 @@ def _kernel(dtype: np.dtype) -> Any:
     return static_scalar
 
 
-@quantise_static.variant("numba_scalar", kind="numba", preference=5)
+@quantize_static.variant("numba_scalar", kind="numba", preference=5)
 def numba_scalar(x: Any, scale: Any, out: Any) -> None:
     """A block a token, a thread a value."""
     numba_target.launch(_kernel(x.dtype), x.shape[0], THREADS, x, scale, out)

@@ -5,7 +5,7 @@
 #include "scales.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    quantise_nvfp4_vector(const char* x, long long x_stride, const float* global_scale, char* out,
+    quantize_nvfp4_vector(const char* x, long long x_stride, const float* global_scale, char* out,
                           long long out_stride, char* scales, long long scale_stride, int blocks) {
   wait_for_previous_kernel();
   const long long token = blockIdx.x;

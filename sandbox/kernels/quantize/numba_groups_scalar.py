@@ -12,9 +12,9 @@ from sandbox.kernels import numba_target
 from sandbox.kernels.numba_fp8 import fp8_encode
 from sandbox.kernels.numba_math import to_float32
 from sandbox.kernels.numba_target import cuda
-from sandbox.kernels.quantise import quantise_groups
-from sandbox.kernels.quantise.numba_amax import finite_amax
-from sandbox.kernels.quantise.reference import LEAST_AMAX
+from sandbox.kernels.quantize import quantize_groups
+from sandbox.kernels.quantize.numba_amax import finite_amax
+from sandbox.kernels.quantize.reference import LEAST_AMAX
 
 THREADS = 32
 
@@ -40,7 +40,7 @@ def _kernel(dtype: np.dtype, power_of_two: bool) -> Any:
     return groups_scalar
 
 
-@quantise_groups.variant("numba_scalar", kind="numba", preference=5)
+@quantize_groups.variant("numba_scalar", kind="numba", preference=5)
 def numba_scalar(
     x: Any, group_size: int, scale_format: str, scale_layout: str, out: Any, out_scales: Any
 ) -> None:

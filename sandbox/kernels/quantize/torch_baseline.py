@@ -6,18 +6,18 @@ from typing import Any
 
 from sandbox import arrays
 from sandbox.kernels.concat_insert.torch_codes import float8
-from sandbox.kernels.quantise import e2m1, quantise_groups, quantise_nvfp4, quantise_static
-from sandbox.kernels.quantise.reference import BLOCK, LEAST_AMAX
+from sandbox.kernels.quantize import e2m1, quantize_groups, quantize_nvfp4, quantize_static
+from sandbox.kernels.quantize.reference import BLOCK, LEAST_AMAX
 
 
-@quantise_static.variant("torch", kind="torch", baseline=True, preference=1)
+@quantize_static.variant("torch", kind="torch", baseline=True, preference=1)
 def torch_static(x: Any, scale: Any, out: Any) -> None:
     """Multiply in float32, clamp, convert."""
     scaled = arrays.to_torch(x).float() * arrays.to_torch(scale).reciprocal()
     arrays.to_torch(out).copy_(float8(scaled, "float8_e4m3fn"))
 
 
-@quantise_groups.variant("torch", kind="torch", baseline=True, preference=1)
+@quantize_groups.variant("torch", kind="torch", baseline=True, preference=1)
 def torch_groups(
     x: Any, group_size: int, scale_format: str, scale_layout: str, out: Any, out_scales: Any
 ) -> None:
@@ -33,7 +33,7 @@ def torch_groups(
     arrays.to_torch(out_scales).copy_(scales)
 
 
-@quantise_nvfp4.variant("torch", kind="torch", baseline=True, preference=1)
+@quantize_nvfp4.variant("torch", kind="torch", baseline=True, preference=1)
 def torch_nvfp4(x: Any, global_scale: Any, out: Any, out_scales: Any) -> None:
     """The largest magnitude of each block, divide in float32, count the ties below."""
     import torch

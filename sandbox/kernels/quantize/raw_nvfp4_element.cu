@@ -3,7 +3,7 @@
 #include "scales.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    quantise_nvfp4_element(const char* x, long long x_stride, const float* global_scale, char* out,
+    quantize_nvfp4_element(const char* x, long long x_stride, const float* global_scale, char* out,
                            long long out_stride, char* scales, long long scale_stride, int blocks,
                            long long all_blocks) {
   const long long index = blockIdx.x * (long long)THREADS + threadIdx.x;

@@ -1,20 +1,20 @@
-"""Quantised outputs in use: decoding, kinds of arrays, refusals, what they cost."""
+"""Quantized outputs in use: decoding, kinds of arrays, refusals, what they cost."""
 
 import ml_dtypes
 import numpy as np
 import pytest
-from quantise_oracles import F32, same, unpacked, values
+from quantize_oracles import F32, same, unpacked, values
 
 from sandbox.arrays import bfloat16
 from sandbox.dims import PRESETS, MLADims
-from sandbox.kernels import quantise_groups, quantise_nvfp4, quantise_static
+from sandbox.kernels import quantize_groups, quantize_nvfp4, quantize_static
 from sandbox.kernels.case import Workload
-from sandbox.kernels.quantise import dequantise_groups, dequantise_nvfp4, dequantise_static
+from sandbox.kernels.quantize import dequantize_groups, dequantize_nvfp4, dequantize_static
 
 CALLS = {
-    quantise_static: {"scale": 0.02},
-    quantise_groups: {"group_size": 16},
-    quantise_nvfp4: {"global_scale": 0.02},
+    quantize_static: {"scale": 0.02},
+    quantize_groups: {"group_size": 16},
+    quantize_nvfp4: {"global_scale": 0.02},
 }
 every_op = pytest.mark.parametrize("op", CALLS, ids=lambda op: op.name)
 
@@ -29,7 +29,7 @@ class TestDecoding:
         codes = np.arange(256, dtype=np.uint8).reshape(2, 128)
         want = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * F32(0.3)
         for scale in (0.3, np.array([0.3], np.float32)):
-            got = dequantise_static(codes, scale)
+            got = dequantize_static(codes, scale)
             assert got.dtype == np.float32
             same(got, want)
 
@@ -37,7 +37,7 @@ class TestDecoding:
         codes = np.arange(144, dtype=np.uint8)[:126].reshape(3, 42)
         scales = np.arange(1, 28, dtype=np.float32).reshape(9, 3)[::3].T[:, :2]  # strided
         numbers = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-        got = dequantise_groups(codes, scales)
+        got = dequantize_groups(codes, scales)
         assert got.dtype == np.float32
         same(got, np.repeat(scales, 21, axis=1) * numbers)
 
@@ -46,7 +46,7 @@ class TestDecoding:
         scales = np.arange(40, 72, dtype=np.uint8).reshape(8, 4)
         steps = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * F32(0.3)
         numbers = unpacked(packed).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
-        got = dequantise_nvfp4(packed, scales, 0.3)
+        got = dequantize_nvfp4(packed, scales, 0.3)
         assert got.dtype == np.float32
         same(got, np.repeat(steps, 16, axis=1) * numbers)
 
@@ -54,17 +54,17 @@ class TestDecoding:
         x = values((6, 96))
         size = np.abs(x)
         scale = F32(size.max() / 448)
-        back = dequantise_static(quantise_static(x, scale), scale)
+        back = dequantize_static(quantize_static(x, scale), scale)
         assert (np.abs(back - x) <= size / 16 + scale * 2**-10).all()
         for form in ("float32", "ue8m0"):
-            codes, scales = quantise_groups(x, group_size=24, scale_format=form)
-            error = np.abs(dequantise_groups(codes, scales) - x)
+            codes, scales = quantize_groups(x, group_size=24, scale_format=form)
+            error = np.abs(dequantize_groups(codes, scales) - x)
             assert (error <= size / 16 + np.repeat(scales, 24, axis=1) * 2**-10).all()
             assert error.any()
         tensor_scale = F32(size.max() / (6 * 448))
-        packed, scales = quantise_nvfp4(x, tensor_scale)
+        packed, scales = quantize_nvfp4(x, tensor_scale)
         steps = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * tensor_scale
-        error = np.abs(dequantise_nvfp4(packed, scales, tensor_scale) - x)
+        error = np.abs(dequantize_nvfp4(packed, scales, tensor_scale) - x)
         steps = np.repeat(steps, 16, axis=1)
         assert (error <= np.maximum(size / 4, steps / 4) * 1.0001)[steps > 0].all()
 
@@ -72,9 +72,9 @@ class TestDecoding:
         codes = np.zeros((3, 48), np.uint8)
         for scales in (np.ones((2, 3), np.float32), np.ones((3, 5), np.float32)):
             with pytest.raises(ValueError, match="scales have shape"):
-                dequantise_groups(codes, scales)
+                dequantize_groups(codes, scales)
         with pytest.raises(ValueError, match="scales have shape"):
-            dequantise_nvfp4(codes, np.zeros((3, 7), np.uint8), 1.0)
+            dequantize_nvfp4(codes, np.zeros((3, 7), np.uint8), 1.0)
 
 
 @every_op
@@ -96,21 +96,21 @@ def test_torch_tensors_and_scales(op):
     x = values((5, 48), bfloat16)
     tensor = torch.from_numpy(x.astype(np.float32)).bfloat16()
     arguments = CALLS[op]
-    if op is not quantise_groups:
+    if op is not quantize_groups:
         (name,) = arguments
         arguments = {name: torch.nn.Parameter(torch.tensor([arguments[name]]))}
     else:
         arguments = arguments | {"scale_layout": "column", "scale_format": "ue8m0"}
     found = op(tensor, **arguments)
-    more = {"scale_format": "ue8m0"} if op is quantise_groups else {}
+    more = {"scale_format": "ue8m0"} if op is quantize_groups else {}
     found = found if isinstance(found, tuple) else (found,)
     for got, want in zip(found, results(op, x, **more), strict=True):
         assert isinstance(got, torch.Tensor)
         same(got.numpy(), want)
-    if op is quantise_groups:
+    if op is quantize_groups:
         assert found[1].stride() == (1, 8)
         codes, scales = (each.numpy() for each in found)
-        same(dequantise_groups(codes, scales), dequantise_groups(*results(op, x, **more)))
+        same(dequantize_groups(codes, scales), dequantize_groups(*results(op, x, **more)))
 
 
 def ones(*shape, dtype=np.uint8):
@@ -134,7 +134,7 @@ REFUSALS = {
 
 
 def refusals(op):
-    scale = {quantise_static: "scale", quantise_nvfp4: "global_scale"}.get(op)
+    scale = {quantize_static: "scale", quantize_nvfp4: "global_scale"}.get(op)
     yield from REFUSALS.items()
     if scale:
         yield "no scale", ({scale: None}, ValueError, f"{scale} is missing")
@@ -155,13 +155,13 @@ def refusals(op):
         yield "scales in one place", ({"out_scales": once}, ValueError, "out_scales")
         back = ones(3, 3, dtype=np.float32)[::-1]
         yield "scales backwards", ({"out_scales": back}, ValueError, "out_scales has strides")
-    if op is quantise_nvfp4:
+    if op is quantize_nvfp4:
         odd = ones(3, 40, dtype=np.float32)
         yield "no whole blocks", ({"x": odd}, ValueError, "x has.*multiple of 16")
         rows = ones(3, 6)[:, ::2]
         yield "scales every other", ({"out_scales": rows}, ValueError, "out_scales has a last")
-    if op is not quantise_static:
-        wrong = ones(3, 4, dtype=np.float32 if op is quantise_groups else np.uint8)
+    if op is not quantize_static:
+        wrong = ones(3, 4, dtype=np.float32 if op is quantize_groups else np.uint8)
         yield "too many scales", ({"out_scales": wrong}, ValueError, "out_scales has shape")
 
 
@@ -182,7 +182,7 @@ def test_bad_input_is_refused(op, changes, error, match):
 @every_op
 def test_outputs_have_memory_of_their_own(op):
     memory = np.ones(1024, np.uint8)
-    x, width = memory[:576].view(np.float32).reshape(3, 48), 24 if op is quantise_nvfp4 else 48
+    x, width = memory[:576].view(np.float32).reshape(3, 48), 24 if op is quantize_nvfp4 else 48
     out = memory[572 : 572 + 3 * width].reshape(3, width)
     with pytest.raises(ValueError, match="out shares memory with x"):
         op(x, **CALLS[op], out=out)
@@ -192,9 +192,9 @@ def test_codes_and_scales_have_memory_of_their_own():
     memory, x = np.ones(144, np.uint8), np.ones((3, 48), np.float32)
     out, scales = memory.reshape(3, 48), memory[:36].view(np.float32).reshape(3, 3)
     with pytest.raises(ValueError, match="out shares memory with out_scales"):
-        quantise_groups(x, group_size=16, out=out, out_scales=scales)
+        quantize_groups(x, group_size=16, out=out, out_scales=scales)
     with pytest.raises(ValueError, match="out shares memory with out_scales"):
-        quantise_nvfp4(x, 0.1, out=out[:, :24], out_scales=out[:, 23:26])
+        quantize_nvfp4(x, 0.1, out=out[:, :24], out_scales=out[:, 23:26])
 
 
 def test_costs_are_what_a_call_moves():
@@ -204,10 +204,10 @@ def test_costs_are_what_a_call_moves():
         assert found.bytes_read == 8192 * 16384 * 2
         return found.bytes_written / 8192
 
-    assert cost(quantise_static, "") == 16384
-    assert cost(quantise_groups, "") == 16384 + 4 * 128
-    assert cost(quantise_groups, "-group=64") == 16384 + 4 * 256
-    assert cost(quantise_nvfp4, "") == 8192 + 1024
+    assert cost(quantize_static, "") == 16384
+    assert cost(quantize_groups, "") == 16384 + 4 * 128
+    assert cost(quantize_groups, "-group=64") == 16384 + 4 * 256
+    assert cost(quantize_nvfp4, "") == 8192 + 1024
 
 
 @every_op
@@ -219,4 +219,4 @@ def test_workloads_are_all_new_tokens(op):
     nobody = Workload("nobody", (), ())
     assert op.workload_case(tiny, "tiny", bfloat16, nobody, "small") is None
     odd = op.workload_case(MLADims(3, 56, 40, 24, 8, 17), "odd", bfloat16, workload, "small")
-    assert (odd is None) == (op is not quantise_static)
+    assert (odd is None) == (op is not quantize_static)

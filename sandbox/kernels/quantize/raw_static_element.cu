@@ -2,7 +2,7 @@
 #include "fp8.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    quantise_static_element(const char* x, long long x_stride, const float* scale, char* out,
+    quantize_static_element(const char* x, long long x_stride, const float* scale, char* out,
                             long long out_stride, int width, long long values) {
   const long long index = blockIdx.x * (long long)THREADS + threadIdx.x;
   if (index >= values) return;

@@ -2,11 +2,11 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.kernels.cuda import CudaKernel
-from sandbox.kernels.quantise import quantise_nvfp4
-from sandbox.kernels.quantise.launch import group_grid, group_macros, rows, values_a_piece
-from sandbox.kernels.quantise.reference import BLOCK
+from sandbox.kernels.quantize import quantize_nvfp4
+from sandbox.kernels.quantize.launch import group_grid, group_macros, rows, values_a_piece
+from sandbox.kernels.quantize.reference import BLOCK
 
-KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "quantise_nvfp4_vector", overlap=True)
+KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "quantize_nvfp4_vector", overlap=True)
 THREADS, IN_FLIGHT = 128, 2
 
 
@@ -16,7 +16,7 @@ def takes_pairs(x: Any, out: Any, **_: Any) -> str | None:
     return None
 
 
-@quantise_nvfp4.variant("raw_vector", kind="cuda", supports=takes_pairs, preference=30)
+@quantize_nvfp4.variant("raw_vector", kind="cuda", supports=takes_pairs, preference=30)
 def raw_vector(x: Any, global_scale: Any, out: Any, out_scales: Any) -> None:
     """A thread a block: one pass, 8 bytes of codes a store, two blocks in flight."""
     macros = group_macros(x, out, BLOCK, THREADS, IN_FLIGHT)

@@ -9,19 +9,19 @@ import numpy as np
 from sandbox import arrays
 from sandbox.cache_formats import E4M3
 from sandbox.cache_formats.ds_mla import power_of_two_not_below
-from sandbox.kernels.quantise import e2m1
+from sandbox.kernels.quantize import e2m1
 
 BLOCK = 16
-"""Values of quantise_nvfp4 that share a scale."""
+"""Values of quantize_nvfp4 that share a scale."""
 LEAST_AMAX = np.float32(1e-10)
 """What the largest magnitude of a group is raised to."""
 
 
-def quantise_static(x: Any, scale: Any, out: Any) -> dict[str, Any]:
-    return {"out": E4M3.quantise(x, scale)}
+def quantize_static(x: Any, scale: Any, out: Any) -> dict[str, Any]:
+    return {"out": E4M3.quantize(x, scale)}
 
 
-def quantise_groups(
+def quantize_groups(
     x: Any, group_size: int, scale_format: str, scale_layout: str, out: Any, out_scales: Any
 ) -> dict[str, Any]:
     xp = arrays.namespace(x)
@@ -34,7 +34,7 @@ def quantise_groups(
     return {"out": codes.reshape(x.shape), "out_scales": scales}
 
 
-def quantise_nvfp4(x: Any, global_scale: Any, out: Any, out_scales: Any) -> dict[str, Any]:
+def quantize_nvfp4(x: Any, global_scale: Any, out: Any, out_scales: Any) -> dict[str, Any]:
     xp = arrays.namespace(x)
     blocks = _groups(x, BLOCK)
     with np.errstate(all="ignore"):

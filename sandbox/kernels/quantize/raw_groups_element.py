@@ -2,14 +2,14 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.kernels.cuda import CudaKernel
-from sandbox.kernels.quantise import quantise_groups
-from sandbox.kernels.quantise.launch import rows
+from sandbox.kernels.quantize import quantize_groups
+from sandbox.kernels.quantize.launch import rows
 
-KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "quantise_groups_element")
+KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "quantize_groups_element")
 THREADS = 64
 
 
-@quantise_groups.variant("raw_element", kind="cuda", preference=10)
+@quantize_groups.variant("raw_element", kind="cuda", preference=10)
 def raw_element(
     x: Any, group_size: int, scale_format: str, scale_layout: str, out: Any, out_scales: Any
 ) -> None:

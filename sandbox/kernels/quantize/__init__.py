@@ -1,4 +1,4 @@
-"""The output of attention as codes for a quantised projection: E4M3 with one descale or one a group
+"""The output of attention as codes for a quantized projection: E4M3 with one descale or one a group
 of values, or E2M1 with two levels of scales."""
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ import numpy as np
 
 from sandbox.kernels import cache_arguments, require
 from sandbox.kernels.op import Output, operation
-from sandbox.kernels.quantise import cases, reference
-from sandbox.kernels.quantise.decode import (
-    dequantise_groups,
-    dequantise_nvfp4,
-    dequantise_static,
+from sandbox.kernels.quantize import cases, reference
+from sandbox.kernels.quantize.decode import (
+    dequantize_groups,
+    dequantize_nvfp4,
+    dequantize_static,
 )
 
 __all__ = [
-    "dequantise_groups",
-    "dequantise_nvfp4",
-    "dequantise_static",
-    "quantise_groups",
-    "quantise_nvfp4",
-    "quantise_static",
+    "dequantize_groups",
+    "dequantize_nvfp4",
+    "dequantize_static",
+    "quantize_groups",
+    "quantize_nvfp4",
+    "quantize_static",
 ]
 
 CODES, FLOAT32 = np.dtype(np.uint8), np.dtype(np.float32)
@@ -48,7 +48,7 @@ def _check_values(scale: Any = None, global_scale: Any = None, **others: Any) ->
 
 
 @operation(
-    reference=reference.quantise_static,
+    reference=reference.quantize_static,
     make_inputs=cases.static_inputs,
     cases=cases.static_cases,
     workload_case=cases.static_workload,
@@ -58,7 +58,7 @@ def _check_values(scale: Any = None, global_scale: Any = None, **others: Any) ->
     returns=("out",),
     main_argument="x",
 )
-def quantise_static(x: Any, scale: Any, *, out: Any = None) -> dict[str, Any]:
+def quantize_static(x: Any, scale: Any, *, out: Any = None) -> dict[str, Any]:
     """Values as E4M3 codes that share one descale.
 
     A code is that of `x * (1 / scale)`, a float32 reciprocal and a float32 product, to nearest
@@ -86,7 +86,7 @@ def quantise_static(x: Any, scale: Any, *, out: Any = None) -> dict[str, Any]:
 
 
 @operation(
-    reference=reference.quantise_groups,
+    reference=reference.quantize_groups,
     make_inputs=cases.groups_inputs,
     cases=cases.groups_cases,
     workload_case=cases.groups_workload,
@@ -95,7 +95,7 @@ def quantise_static(x: Any, scale: Any, *, out: Any = None) -> dict[str, Any]:
     returns=("out", "out_scales"),
     main_argument="x",
 )
-def quantise_groups(
+def quantize_groups(
     x: Any,
     *,
     group_size: int = 128,
@@ -150,7 +150,7 @@ def quantise_groups(
 
 
 @operation(
-    reference=reference.quantise_nvfp4,
+    reference=reference.quantize_nvfp4,
     make_inputs=cases.nvfp4_inputs,
     cases=cases.nvfp4_cases,
     workload_case=cases.nvfp4_workload,
@@ -160,7 +160,7 @@ def quantise_groups(
     returns=("out", "out_scales"),
     main_argument="x",
 )
-def quantise_nvfp4(
+def quantize_nvfp4(
     x: Any, global_scale: Any, *, out: Any = None, out_scales: Any = None
 ) -> dict[str, Any]:
     """Values as E2M1 codes of 4 bits, each 16 with an E4M3 scale, and one float32 scale for all.

@@ -6,7 +6,7 @@ constexpr int IN_BYTES = ELEMENTS * int(sizeof(ELEMENT));
 constexpr int VECTORS = HEAD_DIM / ELEMENTS;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    quantise_rows(const ELEMENT* from, unsigned char* to, const RowStrides strides,
+    quantize_rows(const ELEMENT* from, unsigned char* to, const RowStrides strides,
                   long long tokens, const float* output_scale) {
   wait_for_previous_kernel();
   const long long first = blockIdx.x * (long long)(THREADS * IN_FLIGHT) + threadIdx.x;

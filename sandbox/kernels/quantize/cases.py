@@ -1,4 +1,4 @@
-"""Problems for the quantising ops: what the arrays hold, how they lie in memory, what they cost."""
+"""Problems for the quantizing ops: what the arrays hold, how they lie in memory, what they cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandbox.dims import PRESETS, MLADims
 from sandbox.kernels import case as c
 from sandbox.kernels.case import Case, Workload
 from sandbox.kernels.op import Cost, Tolerance
-from sandbox.kernels.quantise.reference import BLOCK
+from sandbox.kernels.quantize.reference import BLOCK
 
 tokens = Workload.of_tokens
 ODD = MLADims(3, 56, 43, 25, 6, 17)

@@ -13,9 +13,9 @@ from sandbox.kernels import numba_target
 from sandbox.kernels.numba_fp8 import fp8_decode, fp8_encode
 from sandbox.kernels.numba_math import to_float32
 from sandbox.kernels.numba_target import cuda
-from sandbox.kernels.quantise import e2m1, quantise_nvfp4
-from sandbox.kernels.quantise.numba_amax import finite_amax
-from sandbox.kernels.quantise.reference import BLOCK
+from sandbox.kernels.quantize import e2m1, quantize_nvfp4
+from sandbox.kernels.quantize.numba_amax import finite_amax
+from sandbox.kernels.quantize.reference import BLOCK
 
 THREADS = 32
 E2M1 = Float8(np.dtype(ml_dtypes.float4_e2m1fn), 1, 0, float(e2m1.LARGEST))
@@ -51,7 +51,7 @@ def _kernel(dtype: np.dtype) -> Any:
     return nvfp4_scalar
 
 
-@quantise_nvfp4.variant("numba_scalar", kind="numba", preference=5)
+@quantize_nvfp4.variant("numba_scalar", kind="numba", preference=5)
 def numba_scalar(x: Any, global_scale: Any, out: Any, out_scales: Any) -> None:
     """A block a token, a thread a block of values, which it reads twice."""
     arguments = (x, global_scale, out, out_scales)

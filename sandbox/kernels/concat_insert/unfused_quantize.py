@@ -8,11 +8,11 @@ from typing import Any
 from sandbox.kernels.concat_insert.head_launch import codes_a_store, place
 from sandbox.kernels.cuda import CudaKernel
 
-QUANTISE = CudaKernel(Path(__file__).with_suffix(".cu"), "quantise")
+QUANTIZE = CudaKernel(Path(__file__).with_suffix(".cu"), "quantize")
 THREADS, IN_FLIGHT, MOST_CODES = 384, 4, 8
 
 
-def quantise_heads(source: Any, target: Any, descale: Any) -> None:
+def quantize_heads(source: Any, target: Any, descale: Any) -> None:
     """E4M3 codes of `[T, N, columns]` times `1 / descale`."""
     tokens, heads, columns = source.shape
     macros = {
@@ -23,4 +23,4 @@ def quantise_heads(source: Any, target: Any, descale: Any) -> None:
         "HEADS": heads,
         "COLUMNS": columns,
     }
-    QUANTISE(tokens, THREADS, *place(source), descale, *place(target), macros=macros)
+    QUANTIZE(tokens, THREADS, *place(source), descale, *place(target), macros=macros)

@@ -1,4 +1,4 @@
-"""What the variants of the quantising ops pass to their kernels."""
+"""What the variants of the quantizing ops pass to their kernels."""
 
 from __future__ import annotations
 

@@ -2,14 +2,14 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.kernels.cuda import CudaKernel
-from sandbox.kernels.quantise import quantise_static
-from sandbox.kernels.quantise.launch import rows, values_a_piece
+from sandbox.kernels.quantize import quantize_static
+from sandbox.kernels.quantize.launch import rows, values_a_piece
 
-KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "quantise_static_vector", overlap=True)
+KERNEL = CudaKernel(Path(__file__).with_suffix(".cu"), "quantize_static_vector", overlap=True)
 THREADS, IN_FLIGHT = 128, 2
 
 
-@quantise_static.variant("raw_vector", kind="cuda", preference=30)
+@quantize_static.variant("raw_vector", kind="cuda", preference=30)
 def raw_vector(x: Any, scale: Any, out: Any) -> None:
     """A block some columns of a token, 16 codes a store and two of them in flight."""
     tokens, width = x.shape
