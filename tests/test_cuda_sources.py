@@ -20,7 +20,13 @@ from sandbox.kernels.cuda import (
 )
 from sandbox.kernels.cuda.abi import macro_text
 from sandbox.kernels.cuda.nvrtc import compile_cubin, device_arch
-from sandbox.kernels.cuda.source import Param, cuda_include_dirs, parse_signature
+from sandbox.kernels.cuda.source import (
+    KernelSource,
+    Param,
+    cuda_headers_hash,
+    cuda_include_dirs,
+    parse_signature,
+)
 
 KERNELS = Path(__file__).with_name("cuda_kernels")
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -86,6 +92,89 @@ def test_digest_follows_the_file_and_its_headers(copied):
     assert copied.system_includes() == ("cuda_bf16.h", "cuda_fp8.h", "factor.cuh")
 
 
+KERNEL = 'extern "C" __global__ void k(int* out) { out[0] = VALUE; }\n'
+
+
+def written(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_header_is_looked_for_beside_the_kernel_too(tmp_path):
+    """When the header that includes it lies in another folder."""
+    path = written(tmp_path / "one/k.cu", '#include "../two/shared.cuh"\n' + KERNEL)
+    written(tmp_path / "two/shared.cuh", '#include "mine.cuh"\n#include "../one/mine.cuh"\n')
+    written(tmp_path / "one/mine.cuh", "#define VALUE 1\n")
+    first = KernelSource(path, "k").digest()
+    written(tmp_path / "one/mine.cuh", "#define VALUE 2\n")
+    assert KernelSource(path, "k").digest() != first
+    assert KernelSource(path, "k").system_includes() == ()
+
+
+def test_headers_are_those_beside_a_link(tmp_path):
+    path = written(tmp_path / "one/k.cu", '#include "value.cuh"\n' + KERNEL)
+    written(tmp_path / "one/value.cuh", "#define VALUE 1\n")
+    written(tmp_path / "two/value.cuh", "#define VALUE 2\n")
+    (tmp_path / "two/k.cu").symlink_to(path)
+    (tmp_path / "three").symlink_to(tmp_path / "one")
+    one, two, three = (
+        KernelSource(tmp_path / name / "k.cu", "k") for name in ("one", "two", "three")
+    )
+    assert one.digest() != two.digest()
+    assert one.digest() == three.digest()
+    assert two.folder == tmp_path / "two"
+
+
+def test_headers_that_end_each_other(tmp_path):
+    path = written(tmp_path / "one/k.cu", '#include "a.cuh"\n' + KERNEL)
+    written(tmp_path / "one/a.cuh", '#pragma once\n#include "../two/b.cuh"\n')
+    written(tmp_path / "two/b.cuh", '#pragma once\n#include "../one/a.cuh"\n')
+    assert KernelSource(path, "k").digest()
+
+
+@pytest.mark.parametrize("line", ['/* */ #include "v.cuh"', '  #  include /* */ "v.cuh" // one'])
+def test_comments_hide_no_header(tmp_path, line):
+    path = written(tmp_path / "k.cu", f"{line}\n{KERNEL}")
+    found = set()
+    for value in (1, 2):
+        written(tmp_path / "v.cuh", f"#define VALUE {value}\n")
+        found.add(KernelSource(path, "k").digest())
+    assert len(found) == 2
+
+
+def test_what_is_no_include_is_none(tmp_path):
+    text = '// #include "a.h"\n/*\n#include "b.h"\n*/\n#define include_all 1\n'
+    source = KernelSource(written(tmp_path / "k.cu", text + KERNEL), "k")
+    assert source.system_includes() == ()
+
+
+def test_a_header_that_is_there_is_not_another_of_the_same_text(tmp_path):
+    text = '#if __has_include("a.cuh")\n#include "a.cuh"\n#else\n#include "b.cuh"\n#endif\n'
+    digests = set()
+    for name in ("a", "b"):
+        path = written(tmp_path / name / "k.cu", text + KERNEL)
+        written(tmp_path / name / f"{name}.cuh", "#define VALUE 1\n")
+        digests.add(KernelSource(path, "k").digest())
+    assert len(digests) == 2
+
+
+def test_a_header_that_a_macro_names_is_refused(tmp_path):
+    path = written(tmp_path / "k.cu", '#define HEADER "v.cuh"\n#include HEADER\n' + KERNEL)
+    with pytest.raises(ValueError, match="an #include names no header"):
+        KernelSource(path, "k").digest()
+
+
+@needs_nvrtc
+def test_the_current_folder_holds_no_headers(tmp_path, monkeypatch):
+    path = written(tmp_path / "one/k.cu", '#include "value.cuh"\n' + KERNEL)
+    written(tmp_path / "one/value.cuh", f"#define VALUE 1 /* {tmp_path} */\n")
+    written(tmp_path / "value.cuh", "#define VALUE nothing\n")
+    monkeypatch.chdir(tmp_path)
+    compile_cubin(KernelSource(path, "k"), {}, "sm_80")
+    compile_cubin(KernelSource(Path("one/k.cu"), "k"), {"UNUSED": "1"}, "sm_80")
+
+
 def test_headers_of_the_wanted_version_come_first(monkeypatch, tmp_path):
     sets = []
     for version in (13000, 12090):
@@ -100,6 +189,8 @@ def test_headers_of_the_wanted_version_come_first(monkeypatch, tmp_path):
     assert cuda_include_dirs(12) == sets[1]
     assert cuda_include_dirs(13) == sets[0]
     assert cuda_include_dirs(11) == sets[0]
+    before = cuda_headers_hash(tuple(sets[0]))
+    assert cuda_headers_hash(tuple(sets[1])) != before
     monkeypatch.setattr(source, "_header_sets", lambda: iter([incomplete]))
     with pytest.raises(MissingDependency, match=r"mla-sandbox\[host\]"):
         cuda_include_dirs()

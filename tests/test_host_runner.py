@@ -279,6 +279,21 @@ def test_the_same_text_in_another_folder_is_not_compiled_again(tmp_path):
     assert built("two/fill.cu", 8) != one
 
 
+@pytest.mark.parametrize("place", ["one/k.cu", "{}/one/k.cu"])
+def test_the_current_folder_holds_no_headers(tmp_path, monkeypatch, place):
+    (tmp_path / "one").mkdir()
+    text = 'extern "C" __global__ void k(int* out) { out[0] = VALUE; }\n'
+    (tmp_path / "one/k.cu").write_text(f'#include "value.cuh"\n// {place}{tmp_path}\n{text}')
+    (tmp_path / "one/value.cuh").write_text("#define VALUE 1\n")
+    for name in ("value.cuh", "sandbox_host.h", "one/sandbox_host.h"):
+        (tmp_path / name).write_text("#define VALUE nothing\n")
+    monkeypatch.chdir(tmp_path)
+    out = np.zeros(1, np.int32)
+    kernel = HostModule(KernelSource(Path(place.format(tmp_path)), "k"), {}, checked=False)
+    launch(kernel, (1,), (1,), out)
+    assert out[0] == 1
+
+
 def test_dynamic_shared_memory_as_it_may_be_declared(tmp_path):
     forms = (
         "extern __shared__ float tile[];",

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -269,12 +270,13 @@ class Op:
     @property
     def variants(self) -> dict[str, Variant]:
         """All variants by name; the files of the op's folder are imported on first use."""
-        if not self._discovered:
-            self._discovered = True
-            package = importlib.import_module(f"sandbox.kernels.{self.family}")
-            for module in pkgutil.iter_modules(package.__path__):
-                if module.name.startswith(("raw_", "numba_", "torch_", "blas_")):
-                    importlib.import_module(f"{package.__name__}.{module.name}")
+        with _DISCOVERY:  # another thread waits until all are there; a file that asks here does not
+            if not self._discovered:
+                self._discovered = True
+                package = importlib.import_module(f"sandbox.kernels.{self.family}")
+                for module in pkgutil.iter_modules(package.__path__):
+                    if module.name.startswith(("raw_", "numba_", "torch_", "blas_")):
+                        importlib.import_module(f"{package.__name__}.{module.name}")
         return self._variants
 
     def variant(
@@ -380,3 +382,4 @@ def operation(**declaration: Any) -> Callable[[Callable[..., dict[str, Any]]], O
 
 
 OPS: dict[str, Op] = {}
+_DISCOVERY = threading.RLock()

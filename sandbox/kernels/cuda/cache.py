@@ -18,7 +18,7 @@ except ImportError:  # no POSIX locks: parallel builders then only repeat each o
 def cache_dir() -> Path:
     """Where artefacts are kept: `$MLA_SANDBOX_CACHE`, else `mla-sandbox` in the user's cache."""
     if chosen := os.environ.get("MLA_SANDBOX_CACHE"):
-        return Path(chosen).expanduser()
+        return Path(chosen).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "mla-sandbox"
 

@@ -34,7 +34,7 @@ from sandbox.kernels.cuda.source import (
     CompileError,
     KernelSource,
     MissingDependency,
-    cuda_header_version,
+    cuda_headers_hash,
     cuda_include_dirs,
     include_dir,
 )
@@ -214,7 +214,7 @@ def compiler() -> Path:
     chosen = os.environ.get("CXX", "").strip()
     for name in (chosen,) if chosen else ("g++", "clang++"):
         if found := shutil.which(name):
-            return Path(found)
+            return Path(found).absolute()
     if chosen:
         raise MissingDependency(
             f"CXX is {chosen!r}, which is no program: name a compiler or unset it"
@@ -242,8 +242,9 @@ def _tools() -> str:
         own.update(file.read_bytes())
     path, changed = _stamp(compiler())
     identity = _compiler_identity(path, changed)
-    headers = cuda_header_version(cuda_include_dirs())
-    return f"{path} {identity} {own.hexdigest()} {headers}"
+    searched = [os.environ.get(name) for name in ("CPATH", "CPLUS_INCLUDE_PATH")]
+    headers = cuda_headers_hash(tuple(cuda_include_dirs()))
+    return f"{path} {changed} {identity} {own.hexdigest()} {searched} {headers}"
 
 
 @cache
@@ -262,7 +263,7 @@ def _runtime_path() -> Path:
 
     def build(path: Path) -> None:
         search = ["-x", "c++", "-", f"-iquote{_HOST / 'runtime'}"]
-        _compile([*flags, *search, "-o", str(path)], _HOST, {}, text)
+        _compile([*flags, *search, "-o", str(path)], _HOST, {}, text, _HOST / "runtime")
 
     return cached(f"host runtime {_tools()} {flags}", ".so", build)
 
@@ -271,7 +272,7 @@ def _build(source: KernelSource, macros: Mapping[str, str], checked: bool) -> Pa
     runtime = _runtime_path()
     flags = [*_ALWAYS, *(_CHECKED if checked else _PLAIN)]
     flags += ["-DSANDBOX_HOST=1", f"-DSANDBOX_CHECKED={int(checked)}"]
-    own = [f"-I{_HOST / 'include'}", f"-I{include_dir()}", f"-iquote{source.path.parent}"]
+    own = [f"-I{_HOST / 'include'}", f"-I{include_dir()}", f"-iquote{source.folder}"]
     theirs = [word for folder in cuda_include_dirs() for word in ("-isystem", str(folder))]
     link = ["-shared", "-Wl,-z,defs", *(_CHECKED_LINK if checked else _PLAIN_LINK)]
     text = _translation_unit(source, macros)
@@ -282,14 +283,14 @@ def _build(source: KernelSource, macros: Mapping[str, str], checked: bool) -> Pa
         try:
             # Two steps, since a link with -fsanitize would bring the sanitizer's library.
             compiling = [*flags, *search, "-c", "-x", "c++", "-", "-o", str(code)]
-            _compile(compiling, source.path, macros, text)
+            _compile(compiling, source.path, macros, text, source.folder)
             _compile([*link, str(code), str(runtime), "-o", str(path)], source.path, macros)
         finally:
             code.unlink(missing_ok=True)
 
-    what = f"{source.path.name} {source.entry} {source.digest()}"
-    settings = [sorted(macros.items()), flags, link, str(runtime)]
-    key = f"host kernel {what} {settings} {_tools()}"
+    settings = [source.digest(), flags, link, str(runtime)]
+    what = text.replace(str(source.path), source.path.name)
+    key = f"host kernel {settings} {_tools()}\n{what}"
     return cached(key, ".so", build)
 
 
@@ -311,9 +312,16 @@ def _precompiled_prelude(flags: list[str], search: list[str]) -> list[str]:
 
 
 def _compile(
-    arguments: list[str], path: Path, macros: Mapping[str, str], text: str | None = None
+    arguments: list[str],
+    path: Path,
+    macros: Mapping[str, str],
+    text: str | None = None,
+    folder: Path | None = None,
 ) -> None:
-    done = subprocess.run([compiler(), *arguments], input=text, capture_output=True, text=True)
+    """Run the compiler, on a `text` that has its headers in `folder`."""
+    done = subprocess.run(
+        [compiler(), *arguments], input=text, capture_output=True, text=True, cwd=folder
+    )
     if done.returncode:
         raise CompileError(path, macros, "the host", done.stderr)
 
@@ -335,6 +343,6 @@ def _translation_unit(source: KernelSource, macros: Mapping[str, str]) -> str:
     text = _DYNAMIC_SHARED.sub(pointer, source.path.read_text())
     defines = "".join(f"#define {name} {value}\n" for name, value in macros.items())
     return (
-        f'#include "{_PRELUDE}"\n{defines}#line 1 "{source.path}"\n{text}\n'
+        f'#include <{_PRELUDE}>\n{defines}#line 1 "{source.path}"\n{text}\n'
         f'#line 1 "entry"\nSANDBOX_KERNEL({source.entry})\n'
     )

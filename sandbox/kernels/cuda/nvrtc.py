@@ -13,7 +13,7 @@ from sandbox.kernels.cuda.source import (
     CompileError,
     KernelSource,
     MissingDependency,
-    cuda_header_version,
+    cuda_headers_hash,
     cuda_include_dirs,
     cupy_wheel_major,
     include_dir,
@@ -145,21 +145,21 @@ def _headers(source: KernelSource) -> list[Path]:
 
 
 def _key(source: KernelSource, macros: Mapping[str, str], arch: str) -> str:
-    settings = [f"{name}={value}" for name, value in sorted(macros.items())]
-    headers = cuda_header_version(_headers(source))
-    version = f"nvrtc {nvrtc_version()} headers {headers}"
-    return "\n".join([source.digest(), *settings, arch, version, *_OPTIONS])
+    version = f"nvrtc {nvrtc_version()} headers {cuda_headers_hash(tuple(_headers(source)))}"
+    text = _text(source, macros).replace(str(source.path), source.path.name)
+    return "\n".join([source.digest(), arch, version, *_OPTIONS, text])
 
 
 def _compile(source: KernelSource, macros: Mapping[str, str], arch: str) -> tuple[bytes, str]:
     if reason := unsupported(arch):
         raise MissingDependency(reason)
     nvrtc, version = _nvrtc()
-    folders = [source.path.resolve().parent, include_dir(), *_headers(source)]
+    folders = [source.folder, include_dir(), *_headers(source)]
     options = [f"-arch={arch}", *_OPTIONS, *(f"-I{folder}" for folder in folders)]
     if version >= _CACHE_SINCE:
         options.append("-no-cache")
-    program = nvrtc.createProgram(_text(source, macros), source.path.name, (), ())
+    place = str(source.folder / source.path.name)  # where headers in quotes are looked for
+    program = nvrtc.createProgram(_text(source, macros), place, (), ())
     try:
         nvrtc.compileProgram(program, options)
         return nvrtc.getCUBIN(program), nvrtc.getProgramLog(program)

@@ -47,11 +47,21 @@ class KernelSource:
     path: Path
     entry: str
 
+    @property
+    def folder(self) -> Path:
+        """Where compilers look for the headers that the file includes in quotes."""
+        return _placed(self.path).parent
+
     def digest(self) -> str:
-        """Hash of the file and of every header of ours that it includes, as they are now."""
+        """Hash of the file and of every header of ours that it includes, as they are now.
+
+        Raises:
+            ValueError: an `#include` names no header itself, but a macro.
+        """
         total = hashlib.sha256()
-        for path, _ in _with_includes(self.path):
-            total.update(_scan(path).content_hash.encode())
+        for path, foreign in _with_includes(self.path):
+            file = _scan(path)
+            total.update(f"{file.content_hash} {file.includes} {foreign}\n".encode())
         return total.hexdigest()
 
     def system_includes(self) -> tuple[str, ...]:
@@ -80,35 +90,46 @@ def _scan(path: Path) -> _File:
     return _scan_version(path, _identity(path))
 
 
-_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include\b[ \t]*(?:([<"])([^>"\n]+)[>"])?', re.MULTILINE)
 
 
 @lru_cache(maxsize=1024)
 def _scan_version(path: Path, identity: tuple[int, ...]) -> _File:
     content = path.read_bytes()
-    includes = _INCLUDE.findall(content)
+    text = _without_comments(content.decode(errors="replace"))
+    includes = _INCLUDE.findall(text)
+    if ("", "") in includes:
+        raise ValueError(f"{path}: an #include names no header: changes of it would go unnoticed")
     return _File(
-        hashlib.sha256(content).hexdigest(),
-        tuple((name.decode(), mark == b'"') for mark, name in includes),
+        hashlib.sha256(content).hexdigest(), tuple((name, mark == '"') for mark, name in includes)
     )
 
 
 def _with_includes(path: Path) -> Iterator[tuple[Path, list[str]]]:
-    """The file and every header of ours it reaches, each with the headers it includes of others."""
-    path = Path(path).resolve()
+    """The file and every header of ours it reaches, each with the headers it includes of others.
+
+    Headers are looked for as the compilers do: in quotes beside the file that includes them, then
+    beside the kernel, then among ours.
+    """
+    path = _placed(path)
     seen, waiting = {path}, [path]
     while waiting:
         current = waiting.pop()
         foreign = []
         for name, quoted in _scan(current).includes:
-            folders = (current.parent, include_dir()) if quoted else (include_dir(),)
+            folders = (*(current.parent,) * quoted, path.parent, include_dir())
             header = next((f / name for f in folders if (f / name).is_file()), None)
             if header is None:
                 foreign.append(name)
-            elif (header := header.resolve()) not in seen:
+            elif (header := _placed(header)) not in seen:
                 seen.add(header)
                 waiting.append(header)
         yield current, foreign
+
+
+def _placed(path: Path) -> Path:
+    """One path for a file in a folder; of a link, whose own headers are those beside the link."""
+    return Path(os.path.realpath(path.parent)) / path.name
 
 
 @lru_cache(maxsize=256)
@@ -120,13 +141,19 @@ _COMMENT_OR_LITERAL = re.compile(
     r"""//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])')""", re.DOTALL
 )
 _DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*$", re.MULTILINE)
+
+
+def _without_comments(text: str) -> str:
+    return _COMMENT_OR_LITERAL.sub(lambda match: match[1] or " ", text)
+
+
 _QUALIFIERS = re.compile(r"\b(const|volatile|restrict|__restrict|__restrict__|__grid_constant__)\b")
 _DIRECTIVE_MARK = "\0"
 
 
 def parse_signature(text: str, entry: str, where: str = "source") -> tuple[Param, ...]:
     """Parameters of `extern "C" __global__ void entry(...)` in `text`."""
-    text = _COMMENT_OR_LITERAL.sub(lambda match: match[1] or " ", text)
+    text = _without_comments(text)
     text = _DIRECTIVE.sub(_DIRECTIVE_MARK, text)
     known = []
     for match in re.finditer(r"\b([A-Za-z_]\w*)\s*\(", text):
@@ -208,7 +235,16 @@ def cuda_include_dirs(major: int | None = None) -> list[Path]:
             "pip install 'mla-sandbox[host]', or set CUDA_HOME to a CUDA toolkit"
         )
     same = [dirs for dirs in complete if wanted and cuda_header_version(dirs) // 1000 == wanted]
-    return (same or complete)[0]
+    return [folder.absolute() for folder in (same or complete)[0]]
+
+
+@lru_cache(maxsize=8)
+def cuda_headers_hash(dirs: tuple[Path, ...]) -> str:
+    """Hash of what NVIDIA's own headers in these folders say."""
+    total = hashlib.sha256()
+    for path in [path for folder in dirs for path in sorted(folder.glob("cuda*.h*"))]:
+        total.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return total.hexdigest()
 
 
 def cuda_header_version(dirs: list[Path]) -> int:
