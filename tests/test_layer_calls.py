@@ -22,7 +22,7 @@ from layer_models import (
     unchanged,
 )
 
-from sandbox.layers import InProcess, MLALayer, MLAWeights, dims_of, prepare, rope_of
+from sandbox.layers import InProcess, MLALayer, MLAWeights, checks, dims_of, prepare, rope_of
 from sandbox.planner import ContextParallel, plan_step
 
 
@@ -206,6 +206,18 @@ def served(block_size=4, positions=0, **plan):
             {"table": np.array([[0, 1], [8, 3]], np.int32), "context_lens": [2, 4]},
             "plan has block 8, but the cache has 4",
         ),
+        (
+            {"table": np.array([[-1, 1], [2, 3]], np.int32), "context_lens": [4, 1]},
+            "plan has block -1, but the cache has 4",
+        ),
+        (
+            {"table": np.array([[0, 1], [-7, 3]], np.int32), "context_lens": [2, 4]},
+            "plan has block -7, but the cache has 4",
+        ),
+        (
+            {"context_lens": [2, 17], "out_of_range": "pad"},
+            "plan has a request of 5 blocks, but its block_table has 2 columns",
+        ),
     ],
 )
 def test_a_step_that_does_not_fit_changes_nothing(options, message):
@@ -214,6 +226,58 @@ def test_a_step_that_does_not_fit_changes_nothing(options, message):
     with pytest.raises(ValueError, match=message):
         tiny()(hidden, positions, cache, plan)
     assert not cache.any()
+
+
+@pytest.mark.parametrize("bad", [9, -1])
+@pytest.mark.parametrize("column", [0, 1])
+def test_a_context_block_that_a_rank_lacks_changes_nothing(bad, column):
+    """Rank 0 has three rows of the five of the context, in two blocks, and rank 1 two in one."""
+    parallel = ContextParallel(2, interleave=1, block_size=2)
+    table = np.array([[1, 2, 3]], np.int32)
+    table[0, column] = bad
+
+    def run(collective):
+        layer = tiny(context_parallel=parallel, collective=collective)
+        ranks = {"parallel": parallel, "rank": collective.rank}
+        plan = plan_step([3], [5], table, 2, None, out_of_range="pad", **ranks)
+        cache = np.zeros((4, 2, TINY.E), np.float32)
+        arguments = np.ones((3, 56), np.float32), None, cache, plan
+        if collective.rank == 1 and column == 1:  # padding alone
+            checks.step(layer, prepare(plan), arguments[0], cache, None)
+            return True
+        with pytest.raises(ValueError, match=f"plan has block {bad}, but the cache has 4"):
+            layer(*arguments)
+        return not cache.any()
+
+    assert all(InProcess(2).run(run))
+
+
+@pytest.mark.parametrize("value", [np.nan, -1.0, 0.0, np.inf])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("k_scale", {"cache_format": "fp8_e4m3"}),
+        ("output_scale", {"output_quant": "nvfp4"}),
+        ("decode_q_descale", {}),
+        ("prefill_descales", {}),
+    ],
+)
+def test_a_scale_in_an_array_that_is_none_changes_nothing(name, options, value):
+    hidden, positions, cache, plan = served()
+    scale = np.ones(1, np.float32)
+    layer = tiny(**options, **{name: (1.0, scale, 1.0) if name == "prefill_descales" else scale})
+    cache = cache.astype(np.uint8) if name == "k_scale" else cache
+    scale[0] = value
+    with pytest.raises(ValueError, match=f"{name}.* is {value}, expected a positive and finite"):
+        layer(hidden, positions, cache, plan)
+    assert not cache.any()
+
+
+def test_hidden_states_may_not_lie_in_the_cache():
+    hidden, positions, cache, plan = served()
+    hidden = cache.reshape(-1)[: hidden.size].reshape(hidden.shape)
+    with pytest.raises(ValueError, match="cache shares memory with hidden"):
+        tiny()(hidden, positions, cache, plan)
 
 
 def test_ranks_must_be_those_of_the_plan():

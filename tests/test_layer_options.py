@@ -163,6 +163,7 @@ def half(dims):
         ({"output_quant": "fp8_group_64"}, ValueError, "N . V = 48 to be a multiple of 64"),
         ({"output_scale": 2.0}, ValueError, "output_scale is given"),
         ({"cp_heads": "both"}, ValueError, "cp_heads is 'both'"),
+        ({"cp_heads": ""}, ValueError, "cp_heads is ''"),
         ({"cp_combine": "sum"}, ValueError, "cp_combine is 'sum'"),
         ({"softmax_scale": -1.0}, ValueError, "softmax_scale is -1.0"),
         ({"tp_size": 2}, ValueError, "tp_size is 2"),

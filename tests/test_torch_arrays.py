@@ -145,6 +145,7 @@ def test_to_torch_refuses_what_torch_cannot_hold():
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
+        (lambda: torch._efficientzerotensor(3), "has no memory, it is zero"),
         (lambda: torch.zeros(3, dtype=torch.complex64).conj(), r"resolve_conj\(\)"),
         (lambda: torch.zeros(3, dtype=torch.complex64).conj().imag, r"resolve_neg\(\)"),
         (lambda: torch.eye(3).to_sparse(), "sparse_coo"),

@@ -75,6 +75,8 @@ class TorchKind(Kind):
     def of(cls, value: torch.Tensor, name: str) -> Kind:
         if value.layout is not torch.strided:
             raise TypeError(f"{name}: {value.layout} tensors are not supported, only strided ones")
+        if value._is_zerotensor():
+            raise TypeError(f"{name}: the tensor has no memory, it is zero; use clone()")
         if value.is_conj() or value.is_neg():
             remedy = "resolve_conj()" if value.is_conj() else "resolve_neg()"
             raise TypeError(f"{name}: the tensor is lazily conjugated or negated; use {remedy}")

@@ -13,12 +13,14 @@ from sandbox.cache_formats import format_by_name
 from sandbox.dims import MLADims
 from sandbox.kernels import OPS, require
 from sandbox.layers.rope import Rope
-from sandbox.layers.step import Step
+from sandbox.layers.step import ContextChunk, Step
 from sandbox.layers.weights import MLAWeights
 from sandbox.planner import ContextParallel
 
 if TYPE_CHECKING:
     from sandbox.layers.mla import MLALayer
+
+DESCALES = ("q_descale", "k_descale", "v_descale")
 
 
 def weights(given: MLAWeights, dims: MLADims, output_gate: bool, rank: int, size: int) -> None:
@@ -90,8 +92,7 @@ def descales(given: Any) -> tuple[Any, Any, Any] | None:
         return None
     if not isinstance(given, tuple | list) or len(given) != 3:
         raise ValueError("prefill_descales needs three: of q, k and v")
-    names = ("q_descale", "k_descale", "v_descale")
-    return tuple(scale(value, f"prefill_descales' {name}") for name, value in zip(names, given))
+    return tuple(scale(value, f"prefill_descales' {name}") for name, value in zip(DESCALES, given))
 
 
 def ranks(parallel: Any, collective: Any) -> None:
@@ -140,6 +141,7 @@ def step(layer: MLALayer, given: Any, hidden: Any, cache: Any, positions: Any) -
     require.dtype(cache, "cache", fmt.storage)
     require.size(cache, "cache", 1, given.block_size, "the plan's block_size")
     require.size(cache, "cache", 2, fmt.row_elements(layer.dims), f"a row of {fmt.name}")
+    require.apart({"cache": cache}, {"hidden": hidden})
     if positions is not None:
         require.array(positions, "positions", "tokens")
         require.dtype(positions, "positions", np.int64)
@@ -164,13 +166,38 @@ def _values(layer: MLALayer, step: Step, cache: Any, positions: Any) -> None:
         )
     if step.decode is not None:
         _blocks(step.decode.block_table, step.decode.seq_lens, cache)
-    if step.prefill is not None and step.parallel is None:
+    if step.prefill is not None:
         for chunk in step.prefill.chunks:
-            _blocks(chunk.block_table, chunk.starts + np.diff(chunk.row_bounds), cache)
+            own = _own_rows(chunk, step.rank)
+            _blocks(chunk.block_table, np.where(own > 0, chunk.starts + own, 0), cache)
+    scales = zip(DESCALES, layer.prefill_descales or ())
+    for name, value in (
+        ("k_scale", layer.k_scale),
+        ("output_scale", layer.output_scale),
+        ("decode_q_descale", layer.decode_q_descale),
+        *((f"prefill_descales' {name}", value) for name, value in scales),
+    ):
+        if arrays.is_array(value) and not 0 < value.item() < math.inf:
+            raise ValueError(f"{name} is {value.item()}, expected a positive and finite number")
+
+
+def _own_rows(chunk: ContextChunk, rank: int) -> np.ndarray:
+    """Rows of each request that hold keys on this rank; what it gathers beyond is padding."""
+    if chunk.order is None:
+        return np.diff(chunk.row_bounds)
+    holder, row = np.divmod(chunk.order, chunk.num_rows)
+    request = np.searchsorted(chunk.row_bounds, row[holder == rank], side="right") - 1
+    return np.bincount(request, minlength=len(chunk.starts))
 
 
 def _blocks(table: np.ndarray, lens: np.ndarray, cache: Any) -> None:
-    used = np.arange(table.shape[1]) < -(-lens[:, None] // cache.shape[1])
-    worst = int(table.max(initial=-1, where=used))
-    if worst >= len(cache):
-        raise ValueError(f"plan has block {worst}, but the cache has {len(cache)}")
+    needed, columns = -(-lens // cache.shape[1]), table.shape[1]
+    if int(needed.max(initial=0)) > columns:
+        raise ValueError(
+            f"plan has a request of {int(needed.max())} blocks, but its block_table has {columns} "
+            "columns"
+        )
+    used = table[np.arange(columns) < needed[:, None]]
+    wrong = used[(used < 0) | (used >= len(cache))]
+    if wrong.size:
+        raise ValueError(f"plan has block {wrong[0]}, but the cache has {len(cache)}")

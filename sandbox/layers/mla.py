@@ -136,7 +136,9 @@ class MLALayer:
         self.variants = checks.variants(variants or {})
         self.context_parallel, self.collective = context_parallel, collective or Alone()
         checks.ranks(context_parallel, self.collective)
-        self.cp_heads = cp_heads or ("sharded" if tp_size > 1 else "replicated")
+        if cp_heads is None:
+            cp_heads = "sharded" if tp_size > 1 else "replicated"
+        self.cp_heads = cp_heads
         require.one_of(self.cp_heads, "cp_heads", ("sharded", "replicated"))
         self.cp_combine = cp_combine
         require.one_of(cp_combine, "cp_combine", ("all_to_all", "reduce_scatter"))
