@@ -113,7 +113,7 @@ def cache_error(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the results; by default results/<time>-cache_error."),
+        typer.Option(help="Folder for the results; by default results/DATE-TIME-cache_error."),
     ] = None,
 ) -> None:
     """Which cache format errs how much, and where it shows.

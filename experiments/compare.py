@@ -114,7 +114,7 @@ def compare(
     seed: Annotated[int, typer.Option(help="Seed of the arrays and of the generator.")] = 0,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the results; by default results/<time>-compare."),
+        typer.Option(help="Folder for the results; by default results/DATE-TIME-compare."),
     ] = None,
     timeout: Annotated[
         float, typer.Option(help="Seconds after which a silent variant counts as hung.")

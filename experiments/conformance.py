@@ -70,7 +70,7 @@ def conformance(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the results; by default results/<time>-conformance."),
+        typer.Option(help="Folder for the results; by default results/DATE-TIME-conformance."),
     ] = None,
     timeout: Annotated[
         float, typer.Option(help="Seconds after which a silent variant counts as hung.")

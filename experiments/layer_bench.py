@@ -20,6 +20,7 @@ from sandbox import arrays
 from sandbox.dims import MLADims
 from sandbox.kernels import Unavailable, conformance
 from sandbox.kernels.cuda import record_launches
+from sandbox.kernels.failures import described
 from sandbox.layers import MLAWeights, Workspace, random_weights
 
 Stage = Callable[[str], None]
@@ -132,4 +133,4 @@ def _failed(failure: Exception) -> Judgement:
         return Judgement("UNAVAILABLE", reason)
     if type(failure).__name__ == "OutOfMemoryError":  # CuPy's and torch's
         return Judgement("UNAVAILABLE", f"out of memory: {reason}")
-    return Judgement("ERROR", f"{type(failure).__name__}: {reason}")
+    return Judgement("ERROR", described(failure).partition("\n")[0])

@@ -20,6 +20,7 @@ from sandbox.dims import PRESETS, MLADims
 from sandbox.kernels import OPS, require
 from sandbox.kernels.case import Case, Workload
 from sandbox.kernels.cuda import no_device_reason
+from sandbox.kernels.failures import described
 from sandbox.kernels.op import Op
 
 TARGETS = ("gpu", *CPU_TARGETS)
@@ -90,7 +91,7 @@ def import_variant_files(paths: Iterable[Path]) -> None:
         try:
             import_variant_file(path)
         except Exception as failure:
-            raise BadOption(f"--variant-file {path}: {failure}") from failure
+            raise BadOption(f"--variant-file {path}: {described(failure)}") from failure
 
 
 def chosen_ops(names: Sequence[str]) -> list[Op]:

@@ -197,7 +197,7 @@ def text_lines(
     headings = [column.heading.split("\n") for column in columns]
     cells = {id(row): [column.cell(row) for column in columns] for row in rows}
     widths = [
-        max(*(len(part) for part in heading), *(len(row[i]) for row in cells.values()))
+        max(len(text) for text in [*heading, *(row[i] for row in cells.values())])
         for i, heading in enumerate(headings)
     ]
     gap = "  " if sum(widths) + 2 * len(widths) <= width else " "

@@ -12,6 +12,7 @@ from sandbox import arrays
 from sandbox.cache_formats.mismatch import Mismatch, compare_stored, compare_values
 from sandbox.cache_formats.vectors import Vectors, load
 from sandbox.kernels import OPS, Unavailable
+from sandbox.kernels.failures import described
 
 BLOCK_SIZE = 16
 SENTINEL = 0xA5
@@ -57,7 +58,7 @@ def judge(vectors: Vectors, writer: bool, call: Callable[[Vectors], Any]) -> Ver
     except NotImplementedError as reason:
         return Verdict("UNAVAILABLE", str(reason) or "it raised NotImplementedError")
     except (Exception, SystemExit) as failure:
-        return Verdict("ERROR", f"{type(failure).__name__}: {failure}")
+        return Verdict("ERROR", described(failure))
     wrong: Mismatch | None = (compare_stored if writer else compare_values)(vectors, got)
     return Verdict("WRONG", str(wrong), asdict(wrong)) if wrong else Verdict("PASSED")
 

@@ -29,6 +29,7 @@ from sandbox.kernels import OPS, conformance
 from sandbox.kernels.case import Case
 from sandbox.kernels.cuda import Launch, host_options, nvrtc, prebuild, record_launches
 from sandbox.kernels.cuda.device import device_info
+from sandbox.kernels.failures import described
 
 Stage = Callable[[str], None]
 BYTES_OF_A_CHECK = 20
@@ -234,7 +235,7 @@ def serve(tasks: Any, answer: Callable[[dict[str, Any]], None]) -> None:
 
 def _describe(failure: Exception) -> str:
     cause = failure.__cause__ if isinstance(failure, VariantFailed) else failure
-    return traceback.format_exception_only(cause)[-1].strip()
+    return described(cause)
 
 
 def main() -> None:

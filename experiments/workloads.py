@@ -52,6 +52,10 @@ def read_trace(path: Path) -> list[Request]:
                 requests.append(_request(json.loads(line.decode())))
             except UnicodeDecodeError as failure:
                 raise TraceError(f"{path}, line {number}: not UTF-8 text") from failure
+            except json.JSONDecodeError as failure:
+                raise TraceError(
+                    f"{path}, line {number}: expected a JSON object a line ({failure.msg})"
+                ) from failure
             except (ValueError, TypeError, RecursionError) as failure:
                 raise TraceError(f"{path}, line {number}: {failure}") from failure
     if not requests:

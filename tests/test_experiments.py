@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -130,7 +131,8 @@ def test_a_crash_spoils_no_other_variant(planted_run):
     messages = {row.variant: row.message for row in rows}
     assert "SIGSEGV" in messages["planted_crash"]
     assert "exit code 3" in messages["planted_exit"]
-    assert "RuntimeError: planted" in messages["planted_raise"]
+    place = r"RuntimeError: planted \(planted.py:\d+, in planted_raise\)"
+    assert re.search(place, messages["planted_raise"])
     assert messages["planted_refusal"] == "it is Monday"
     assert "must match bit for bit" in messages["planted_wrong"]
     assert "got nan (never written), expected" in messages["planted_idle"]
@@ -231,7 +233,8 @@ def test_a_variant_file_with_a_name_of_ours_is_named(tmp_path):
     )
     found = CliRunner().invoke(app, ["compare", "gather", "--variant-file", str(path)])
     assert found.exit_code != 0
-    assert "clash.py: gather already has a variant 'raw_tile'" in " ".join(found.output.split())
+    said = " ".join(found.output.split())
+    assert "clash.py: ValueError: gather already has a variant 'raw_tile' (clash.py:2" in said
 
 
 def test_a_variant_file_that_does_not_import_is_named(tmp_path):

@@ -239,7 +239,7 @@ def test_a_context_block_that_a_rank_lacks_changes_nothing(bad, column):
     def run(collective):
         layer = tiny(context_parallel=parallel, collective=collective)
         ranks = {"parallel": parallel, "rank": collective.rank}
-        plan = plan_step([3], [5], table, 2, None, out_of_range="pad", **ranks)
+        plan = plan_step([3], [5], table, 2, None, num_blocks=4, out_of_range="pad", **ranks)
         cache = np.zeros((4, 2, TINY.E), np.float32)
         arguments = np.ones((3, 56), np.float32), None, cache, plan
         if collective.rank == 1 and column == 1:  # padding alone
@@ -278,6 +278,22 @@ def test_hidden_states_may_not_lie_in_the_cache():
     hidden = cache.reshape(-1)[: hidden.size].reshape(hidden.shape)
     with pytest.raises(ValueError, match="cache shares memory with hidden"):
         tiny()(hidden, positions, cache, plan)
+
+
+def test_a_workspace_serves_one_call_at_a_time():
+    """Two threads with one layer, which would write into each other's arrays."""
+    hidden, positions, cache, plan = served()
+    layer = tiny()
+    want = layer(hidden, positions, cache, plan)
+
+    def again(stage):
+        layer(hidden, positions, cache, plan)
+
+    layer.on_stage = again
+    with pytest.raises(RuntimeError, match="the workspace is in use by another call"):
+        layer(hidden, positions, cache, plan)
+    layer.on_stage = None
+    assert np.array_equal(layer(hidden, positions, cache, plan), want)
 
 
 def test_ranks_must_be_those_of_the_plan():

@@ -227,3 +227,8 @@ def test_the_command(tmp_path):
     found = json.loads((tmp_path / "run" / "fingerprint.json").read_text())
     assert found["packages"]["transformers"]
     assert found["bf16_gemm_tflop_per_s"] is None
+
+
+def test_a_run_that_was_interrupted_at_once(tmp_path, capsys):
+    layer_report.show([], tmp_path, None)
+    assert "0 passed" in capsys.readouterr().out

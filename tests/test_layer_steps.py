@@ -297,3 +297,11 @@ def test_everything_at_once_needs_no_context_arrays():
     assert_close(server.results(), want, 3e-6)
     assert {"gather", "merge", "concat"}.isdisjoint(stages)
     assert not {"lse", "context"} & {name for _, name in layer.workspace._blocks}
+
+
+def test_a_name_of_a_device_is_no_array_on_it():
+    plan = plan_step([3], [0], np.zeros((1, 1), np.int32), 4, None)
+    with pytest.raises(TypeError, match="like: expected an array"):
+        prepare(plan, like="cuda")
+    with pytest.raises(TypeError, match="like: expected an array"):
+        DecodeSteps(2, columns=3, block_size=4, like="cuda")

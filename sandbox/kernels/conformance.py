@@ -10,6 +10,7 @@ import numpy as np
 from sandbox import arrays
 from sandbox.cache_formats import Field
 from sandbox.kernels.case import Case
+from sandbox.kernels.failures import described
 from sandbox.kernels.op import Op, Output, Tolerance, Variant
 
 GUARD_BYTES = 512
@@ -110,8 +111,11 @@ def run(op: Op, variant: Variant, case: Case, xp: Any) -> Outcome:
         return Outcome("UNAVAILABLE", reason)
     arguments = prepare(op, case, xp)
     prepared = checked_arguments(op, arguments)
-    if reason := variant.refuses(prepared):
-        return Outcome("UNAVAILABLE", reason)
+    try:
+        if reason := variant.refuses(prepared):
+            return Outcome("UNAVAILABLE", reason)
+    except Exception as failure:
+        return Outcome("ERROR", described(failure))
     expected = op.reference(**prepared)
     guarded = guard(arguments)
     call = {name: guarded[name].array if name in guarded else arguments[name] for name in arguments}
@@ -120,7 +124,7 @@ def run(op: Op, variant: Variant, case: Case, xp: Any) -> Outcome:
         if xp is not np:
             xp.cuda.get_current_stream().synchronize()
     except Exception as failure:
-        return Outcome("ERROR", f"{type(failure).__name__}: {failure}")
+        return Outcome("ERROR", described(failure))
     return judge(op, case, arguments, guarded, expected)
 
 

@@ -151,7 +151,15 @@ class Variant:
             dtype = self.op.dtype_of(arguments)
             if dtype.name not in self.dtypes:
                 return f"takes {', '.join(self.dtypes)}, not {dtype.name}"
-        return self.supports(**arguments) if self.supports else None
+        if self.supports is None:
+            return None
+        reason = self.supports(**arguments)
+        if reason is not None and not (isinstance(reason, str) and reason):
+            raise TypeError(
+                f"{self.op.name} variant {self.name!r}: supports returned {reason!r}, expected a "
+                "reason to refuse, or None"
+            )
+        return reason
 
 
 def _library_stream(kind: str, array: Any) -> contextlib.AbstractContextManager[Any]:
@@ -229,7 +237,10 @@ class Op:
         check_values: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        bound = self.signature.bind(*args, **kwargs)
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {error}") from None
         bound.apply_defaults()
         with arrays.borrow(bound.arguments) as borrowed:
             prepared, results = self._prepare(borrowed, check_values)

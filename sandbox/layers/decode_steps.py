@@ -27,6 +27,7 @@ class DecodeSteps:
         causal: whether several new tokens of a request see only earlier ones.
 
     Raises:
+        TypeError: `like` is no array.
         ValueError: a number is not positive, or parallel's block size is another, or it has no
             such rank.
     """
@@ -55,6 +56,8 @@ class DecodeSteps:
                     f"block_size is {block_size}, but parallel's is {parallel.block_size}"
                 )
             parallel.local_lens(0, rank)
+        if like is not None:
+            arrays.exporter(like, "like")
         self._causal, self._like = causal, like
         tokens = max_requests * query_len
         rows, width = (max_requests, query_len) if parallel is None else (tokens, 1)

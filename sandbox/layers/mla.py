@@ -164,7 +164,7 @@ class MLALayer:
 
         Args:
             hidden: `[T, H]` of the weights' dtype, decodes first; NumPy, CuPy, torch or anything
-                else that speaks DLPack. Rows from the plan's `num_tokens` on are padding.
+                else that speaks DLPack. Rows behind the plan's tokens are padding.
             positions: int64 `[>= num_tokens]`; None takes the plan's.
             cache: `[num_blocks, block_size, row]` of the layer's format; written in place.
             plan: of `plan_step`, or what `prepare` made of it, which serves all layers of a step;
@@ -179,7 +179,7 @@ class MLALayer:
             TypeError, ValueError: an argument is of the wrong kind, dtype or shape.
         """
         given = {"hidden": hidden, "positions": positions, "cache": cache, "out": out}
-        with arrays.borrow(given) as borrowed:
+        with arrays.borrow(given) as borrowed, self.workspace.in_use():
             run = self._begin(borrowed, plan)
             layout = (run.hidden.shape[0], self.dims.H), self.dtype
             result, owner = _result(borrowed, "out", layout, "cache")
@@ -205,7 +205,7 @@ class MLALayer:
         """
         given = {"hidden": hidden, "positions": positions, "cache": cache}
         outputs = output.given(self, out)
-        with arrays.borrow({**given, **outputs}) as borrowed:
+        with arrays.borrow({**given, **outputs}) as borrowed, self.workspace.in_use():
             run = self._begin(borrowed, plan)
             tokens = run.hidden.shape[0]
             layouts = output.layouts(self, tokens)

@@ -27,8 +27,9 @@ def prepare(plan: Plan, *, like: Any = None, causal: bool = True, tree_mask: Any
             a tree's branches are to have the positions of its depths, pass these to the layer.
 
     Raises:
-        TypeError, ValueError: a tree mask that does not fit, or beside context parallelism; or a
-            plan whose contexts are padded (`plan_step(padding=...)`) and not spread over ranks.
+        TypeError, ValueError: `like` is no array; a tree mask that does not fit, or beside context
+            parallelism; or a plan whose contexts are padded (`plan_step(padding=...)`) and not
+            spread over ranks.
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"plan is {type(plan).__name__}, expected a Plan of plan_step")

@@ -105,6 +105,9 @@ class Step:
 
 def moved(step: Step, like: Any) -> Step:
     """A step of NumPy arrays on the device of `like`, in one copy."""
+    if like is None:
+        return step
+    arrays.exporter(like, "like")
     with arrays.borrow({"like": like}) as borrowed:
         if borrowed.xp is np:
             return step

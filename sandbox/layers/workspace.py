@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,8 @@ SLACK = 512
 class Workspace:
     """Arrays by name, of the caller's own allocator, each as large as a step ever asked for.
 
-    Layers that run one after the other on one stream share a workspace. Once a step of the largest
+    Layers that run one after the other on one stream share a workspace; ranks in threads have one
+    each. Once a step of the largest
     size has run, no other allocates. A block that a CUDA graph was captured with is kept, also when
     a larger one takes its name.
 
@@ -28,7 +32,24 @@ class Workspace:
         self._blocks: dict[tuple[arrays.Kind, str], Any] = {}
         self._in_graphs: dict[int, Any] = {}
         self._side_streams: dict[int, Any] = {}
+        self._in_use = threading.Lock()
         self.allocations = 0
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """For the time of a layer's call.
+
+        Raises:
+            RuntimeError: another call uses it now.
+        """
+        if not self._in_use.acquire(blocking=False):
+            raise RuntimeError(
+                "the workspace is in use by another call: threads need layers with a workspace each"
+            )
+        try:
+            yield
+        finally:
+            self._in_use.release()
 
     @property
     def nbytes(self) -> int:
