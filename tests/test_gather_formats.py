@@ -10,7 +10,7 @@ from variants_here import all_here, here
 
 from sandbox.arrays import bfloat16
 from sandbox.cache_formats import E4M3, E5M2, FORMATS, Widths
-from sandbox.kernels import cuda, dequantize_context, gather
+from sandbox.kernels import concat_insert, cuda, dequantize_context, gather
 from sandbox.kernels.op import Unavailable
 
 VALUES = [np.dtype(np.float32), np.dtype(np.float16), bfloat16]
@@ -284,6 +284,23 @@ def test_torch_tensors_of_8_bit_floats(op, variant):
     out = op(floats, **call, cache_format="fp8_e4m3", k_scale=torch.tensor(0.5), variant=variant)
     assert out.dtype == torch.bfloat16
     assert torch.equal(out, (rows.view(torch.float8_e4m3fn).float() * 0.5).bfloat16())
+
+
+def test_another_8_bit_float_is_no_cache_of_the_format():
+    torch = pytest.importorskip("torch")
+    rows = torch.zeros(1, 1, 48, dtype=torch.uint8)
+    table, bounds = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
+    scale = {"k_scale": 0.5}
+    values, slots = torch.ones(1, 40), torch.zeros(1, dtype=torch.int64)
+    for name, dtype in (("fp8_e4m3", "float8_e5m2"), ("fp8_e5m2", "float8_e4m3fn"),
+                        ("fp8_e4m3", "float8_e4m3fnuz")):  # fmt: skip
+        cache = rows.view(getattr(torch, dtype))
+        with pytest.raises(TypeError, match=f"cache is {dtype}, but {name} is"):
+            gather(cache, table, bounds, cache_format=name, **scale)
+        with pytest.raises(TypeError, match=f"codes is {dtype}, but {name} is"):
+            dequantize_context(cache[0], cache_format=name, **scale)
+        with pytest.raises(TypeError, match=f"cache is {dtype}, but {name} is"):
+            concat_insert(values, torch.ones(1, 8), cache, slots, cache_format=name, **scale)
 
 
 DS_MLA = np.zeros((3, 156 + 16), np.uint8)

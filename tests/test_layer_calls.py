@@ -5,6 +5,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from layer_models import (
     TINY,
     H,
@@ -252,7 +253,7 @@ def test_a_context_block_that_a_rank_lacks_changes_nothing(bad, column):
     assert all(InProcess(2).run(run))
 
 
-@pytest.mark.parametrize("value", [np.nan, -1.0, 0.0, np.inf])
+@pytest.mark.parametrize("value", [np.nan, -1.0, 0.0, 1e-40, np.inf])
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -268,7 +269,7 @@ def test_a_scale_in_an_array_that_is_none_changes_nothing(name, options, value):
     layer = tiny(**options, **{name: (1.0, scale, 1.0) if name == "prefill_descales" else scale})
     cache = cache.astype(np.uint8) if name == "k_scale" else cache
     scale[0] = value
-    with pytest.raises(ValueError, match=f"{name}.* is {value}, expected a positive and finite"):
+    with pytest.raises(ValueError, match=f"{name}.* is .*, expected positive, normal"):
         layer(hidden, positions, cache, plan)
     assert not cache.any()
 
@@ -278,6 +279,16 @@ def test_hidden_states_may_not_lie_in_the_cache():
     hidden = cache.reshape(-1)[: hidden.size].reshape(hidden.shape)
     with pytest.raises(ValueError, match="cache shares memory with hidden"):
         tiny()(hidden, positions, cache, plan)
+
+
+def test_a_cache_of_another_8_bit_float_is_refused():
+    hidden, positions, cache, plan = served()
+    layer = tiny(cache_format="fp8_e4m3", k_scale=0.02)
+    codes = torch.from_numpy(cache.astype(np.uint8)).view(torch.float8_e5m2)
+    with pytest.raises(TypeError, match="cache is float8_e5m2, but fp8_e4m3 is float8_e4m3fn"):
+        layer(hidden, positions, codes, plan)
+    layer(hidden, positions, codes.view(torch.float8_e4m3fn), plan)
+    assert codes.view(torch.uint8).any()
 
 
 def test_a_workspace_serves_one_call_at_a_time():

@@ -60,6 +60,7 @@ class CacheFormat:
         alignment: bytes that the address of every row must be a multiple of.
         refuses: why dims have no layout, or None.
         tile_scales: rules by which `encode` may choose the scales of tiles, the default first.
+        float8: name of the 8-bit float that all of a row's codes are, if they are.
     """
 
     name: str
@@ -71,6 +72,7 @@ class CacheFormat:
     alignment: int = 1
     refuses: Callable[[RowWidths], str | None] = lambda dims: None
     tile_scales: tuple[str, ...] = ()
+    float8: str | None = None
 
     @property
     def packed(self) -> bool:
@@ -110,6 +112,12 @@ class CacheFormat:
                 f"rows of {row_elements} elements are no {self.name} rows with kv_lora_rank {L}"
             )
         return found
+
+    def check_float8(self, array: Any, name: str) -> None:
+        """TypeError for an array, of any library, whose own dtype is another 8-bit float."""
+        dtype = str(getattr(array, "dtype", "")).removeprefix("torch.")
+        if self.float8 and dtype.startswith("float8") and dtype != self.float8:
+            raise TypeError(f"{name} is {dtype}, but {self.name} is {self.float8}")
 
     def fields(self, dims: RowWidths) -> dict[str, Field]:
         """The layout by the fields' names."""

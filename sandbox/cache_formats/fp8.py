@@ -86,4 +86,5 @@ def per_tensor(name: str, kind: Float8) -> CacheFormat:
         encode_row=encode,
         decode_row=decode,
         needs_scale=True,
+        float8=kind.dtype.name,
     )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sandbox import arrays
-from sandbox.cache_formats import Field
+from sandbox.cache_formats import FORMATS, Field
 from sandbox.kernels import numba_target, require
 from sandbox.kernels.case import Case
 from sandbox.kernels.cuda import host_runner
@@ -261,6 +261,10 @@ class Op:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         given = borrowed.arrays
         prepared = {**given, **self.contract(**given)}
+        if fmt := FORMATS.get(prepared.get("cache_format")):
+            for name in ("cache", "codes"):
+                if name in given:
+                    fmt.check_float8(borrowed.original(name), name)
         results: dict[str, Any] = {}
         outputs = {name: spec for name, spec in prepared.items() if isinstance(spec, Output)}
         for name, spec in outputs.items():

@@ -12,6 +12,7 @@ from sandbox import arrays
 from sandbox.cache_formats import format_by_name
 from sandbox.dims import MLADims
 from sandbox.kernels import OPS, require
+from sandbox.kernels.cache_arguments import LEAST_SCALE
 from sandbox.layers.rope import Rope
 from sandbox.layers.step import ContextChunk, Step
 from sandbox.layers.weights import MLAWeights
@@ -177,8 +178,8 @@ def _values(layer: MLALayer, step: Step, cache: Any, positions: Any) -> None:
         ("decode_q_descale", layer.decode_q_descale),
         *((f"prefill_descales' {name}", value) for name, value in scales),
     ):
-        if arrays.is_array(value) and not 0 < value.item() < math.inf:
-            raise ValueError(f"{name} is {value.item()}, expected a positive and finite number")
+        if arrays.is_array(value) and not LEAST_SCALE <= value.item() < math.inf:
+            raise ValueError(f"{name} is {value.item()}, expected positive, normal and finite")
 
 
 def _own_rows(chunk: ContextChunk, rank: int) -> np.ndarray:

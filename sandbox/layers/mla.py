@@ -234,6 +234,7 @@ class MLALayer:
             plan = prepare(plan, like=hidden)
         if plan is not None:
             checks.step(self, plan, hidden, cache, positions)
+            format_by_name(self.cache_format).check_float8(borrowed.original("cache"), "cache")
             borrowed.require_writeable("cache")
         table = None if self.rope is None else self.rope.table(borrowed.kind)
         return Run(self, borrowed.kind, hidden, positions, cache, plan, table)
