@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from experiments.results import Row, Timing, describe, with_times
-from experiments.worker_process import TaskFailed, WorkerDied, WorkerProcess, environment_for
+from experiments.worker_process import (
+    TaskFailed,
+    WorkerDied,
+    WorkerHung,
+    WorkerProcess,
+    environment_for,
+)
 from sandbox.kernels.case import Case
 from sandbox.kernels.op import Op
 
@@ -54,6 +60,7 @@ class Session:
     timeout_s: float = 300.0
     on_progress: Callable[[int, str], None] = lambda done, text: None
     worker: WorkerProcess = field(init=False)
+    _hung: dict[tuple[str, str], str] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         environment = environment_for(self.gpu)
@@ -133,6 +140,9 @@ class Session:
     def _check(self, problem: Problem, variant: str, target: str) -> Row:
         self.on_progress(0, f"{variant} {problem.case.name}")
         row = self._blank(problem, variant, target)
+        if case := self._hung.get((variant, target)):
+            self.on_progress(1, "")
+            return replace(row, status="ERROR", message=f"not run, as it hung on {case}")
         try:
             answer = self.worker.ask(
                 "check",
@@ -144,6 +154,8 @@ class Session:
             )
         except WorkerDied as failure:
             row = replace(row, status="ERROR", message=str(failure))
+            if isinstance(failure, WorkerHung):
+                self._hung[variant, target] = problem.case.name
         except TaskFailed as failure:
             status = "UNAVAILABLE" if problem.altered else "ERROR"
             row = replace(row, status=status, message=f"no such case can be made: {failure}")

@@ -28,6 +28,10 @@ class WorkerDied(Exception):
         self.stage = stage
 
 
+class WorkerHung(WorkerDied):
+    """The worker gave no word for too long and was killed."""
+
+
 class TaskFailed(Exception):
     """A task raised; `variant` is the one to blame where the task had several."""
 
@@ -143,7 +147,7 @@ class WorkerProcess:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     self._process.kill()
                     self._forget()
-                    raise WorkerDied(f"gave no answer for {timeout_s:.0f} s", stage)
+                    raise WorkerHung(f"gave no answer for {timeout_s:.0f} s", stage)
                 chunk = os.read(output.fileno(), 1 << 16)
                 if not chunk:
                     raise WorkerDied(self._obituary(), stage)

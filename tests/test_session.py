@@ -4,7 +4,7 @@ import pytest
 
 from experiments import compare as compare_module
 from experiments.session import Problem, Session
-from experiments.worker_process import TaskFailed, WorkerDied
+from experiments.worker_process import TaskFailed, WorkerDied, WorkerHung
 from sandbox.kernels import OPS
 
 
@@ -92,6 +92,28 @@ def test_variants_that_fail_when_timed_leave_the_others_their_times():
     assert rows["raw_tile"].status == "PASSED"
     assert rows["raw_tile"].median_us == 1.5
     assert rows["raw_tile"].rank == 1
+
+
+def test_a_variant_that_hangs_is_waited_for_once():
+    asked = []
+
+    class Hangs(ScriptedWorker):
+        def ask(self, task, on_stage=None, **arguments):
+            if task == "check":
+                asked.append(arguments["variant"])
+                if arguments["variant"] == "raw_warp":
+                    raise WorkerHung("gave no answer for 300 s", "raw_warp")
+            return super().ask(task, on_stage, **arguments)
+
+    cases = [case for case, _ in zip(OPS["gather"].cases("compare"), range(3))]
+    made = gpu_session("gather", ["raw_warp", "raw_tile"], timed=False)
+    made.problems, made.worker = [Problem(case) for case in cases], Hangs()
+    rows = [row for rows in made.run() for row in rows]
+    assert asked == ["raw_warp", *["raw_tile"] * 3]
+    hung = [(row.status, row.message) for row in rows if row.variant == "raw_warp"]
+    later = ("ERROR", f"not run, as it hung on {cases[0].name}")
+    assert hung == [("ERROR", "gave no answer for 300 s"), later, later]
+    assert {row.status for row in rows if row.variant == "raw_tile"} == {"PASSED"}
 
 
 def test_a_failure_of_nobody_in_particular_costs_the_times_only():
