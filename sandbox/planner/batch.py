@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sandbox.planner.counts import positive
+
 if TYPE_CHECKING:
     from sandbox.planner.context_parallel import ContextParallel
 
@@ -103,8 +105,7 @@ def offsets(lens: np.ndarray) -> np.ndarray:
 
 def _prefill_flags(lens: np.ndarray, threshold: int, is_prefill: Any) -> np.ndarray:
     """Who is a prefill: longer than the threshold, or flagged."""
-    if threshold < 1:
-        raise ValueError(f"decode_threshold is {threshold}, expected at least 1")
+    positive(decode_threshold=threshold)
     prefills = lens > threshold
     if is_prefill is None:
         return prefills
@@ -224,10 +225,11 @@ def slot_mapping(
         )
         if out_of_range == "error" and not known.all():
             token = begin + int(np.argmin(known))
+            limit = "" if num_blocks is None else f", ids below {num_blocks}"
             raise ValueError(
                 f"token {token} of request {int(requests[token])} has position "
                 f"{int(positions[token])}, for which its row of block_table has no block "
-                f"({block_table.shape[1]} columns of {block_size} tokens, ids of 0 to {ids - 1})"
+                f"({block_table.shape[1]} columns of {block_size} tokens{limit})"
             )
     return slots
 
@@ -318,8 +320,7 @@ def plan_batch(
         raise ValueError(f"context_lens has {len(context)} requests, query_lens {len(query)}")
     lengths(query + context, "query_lens + context_lens")
     block_table = block_ids(block_table, len(query))
-    if block_size < 1:
-        raise ValueError(f"block_size is {block_size}, expected at least 1")
+    positive(block_size=block_size)
     if parallel is not None and parallel.block_size != block_size:
         raise ValueError(f"block_size is {block_size}, but parallel's is {parallel.block_size}")
     split = split_decodes_and_prefills(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sandbox.planner.batch import lengths, offsets
+from sandbox.planner.counts import positive
 from sandbox.planner.pieces import Cutter, Pieces, RowPadding
 from sandbox.planner.strategies import STRATEGIES
 
@@ -168,10 +169,7 @@ def plan_context_chunks(
     context = np.where(query > 0, context, 0)
     if row_budget is None:
         row_budget = max(int(padding.needed(context).sum()), 1)
-    if row_budget < 1 or alignment < 1:
-        raise ValueError(
-            f"row_budget is {row_budget} and alignment {alignment}, expected at least 1"
-        )
+    positive(row_budget=row_budget, alignment=alignment)
     if alignment % padding.tokens:
         raise ValueError(
             f"alignment is {alignment}, expected a multiple of the padding's {padding.tokens}"

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from sandbox.planner.batch import PAD_SLOT, offsets, require_policy, slot_mapping
+from sandbox.planner.counts import positive
 from sandbox.planner.pieces import RowPadding
 
 
@@ -35,12 +36,8 @@ class ContextParallel:
     block_size: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("world_size", "interleave", "block_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | np.integer):
-                raise TypeError(f"{name} is {type(value).__name__}, expected an integer")
-            if value < 1:
-                raise ValueError(f"{name} is {value}, expected at least 1")
+        sizes = {"interleave": self.interleave, "block_size": self.block_size}
+        positive(world_size=self.world_size, **sizes)
 
     @property
     def alignment(self) -> int:

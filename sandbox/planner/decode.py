@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sandbox.planner.batch import MOST, PAD_SLOT
+from sandbox.planner.counts import positive
 from sandbox.planner.packed import Packed, pack
 
 
@@ -32,13 +33,7 @@ class DecodePlanner:
         block_size: int,
         num_blocks: int | None = None,
     ) -> None:
-        for name, value in (
-            ("max_requests", max_requests),
-            ("query_len", query_len),
-            ("block_size", block_size),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} is {value}, expected at least 1")
+        positive(max_requests=max_requests, query_len=query_len, block_size=block_size)
         self.max_requests, self.query_len = max_requests, query_len
         self.block_size = block_size
         if num_blocks is not None and num_blocks < 0:

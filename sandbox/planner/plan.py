@@ -19,6 +19,7 @@ from sandbox.planner.batch import (
 )
 from sandbox.planner.chunks import ContextPlan, plan_context_chunks
 from sandbox.planner.context_parallel import ContextParallel
+from sandbox.planner.counts import positive
 from sandbox.planner.packed import Packed, pack
 from sandbox.planner.pieces import RowPadding, bounds_in_chunks
 from sandbox.planner.report import Report, report
@@ -102,6 +103,9 @@ def plan_step(
     Raises:
         TypeError, ValueError: as `plan_batch` and `plan_context_chunks`.
     """
+    positive(block_size=block_size)
+    if workspace_rows is not None:
+        positive(workspace_rows=workspace_rows)
     query, context = lengths(query_lens, "query_lens"), lengths(context_lens, "context_lens")
     if query.shape != context.shape:
         raise ValueError(f"context_lens has {len(context)} requests, query_lens {len(query)}")

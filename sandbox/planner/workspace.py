@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sandbox.dims import MLADims
 from sandbox.planner.context_parallel import ContextParallel
+from sandbox.planner.counts import positive
 
 MOST_ROWS = 64 * 1024
 
@@ -67,12 +68,11 @@ def size_workspace(
     all ranks); and no more whole blocks than `memory_budget` bytes hold.
 
     Raises:
-        ValueError: a number is not positive, or the budget does not hold one block.
+        TypeError, ValueError: a number is no positive integer, or the budget does not hold one
+            block.
     """
-    given = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, "block_size": block_size}
-    for name, value in {**given, "most_rows": most_rows}.items():
-        if value < 1:
-            raise ValueError(f"{name} is {value}, expected at least 1")
+    positive(max_model_len=max_model_len, max_num_seqs=max_num_seqs)
+    positive(block_size=block_size, most_rows=most_rows)
     unit = math.lcm(block_size, parallel.alignment) if parallel else block_size
     wanted = min(max(8 * max_model_len, 4 * max_num_seqs * block_size), most_rows)
     rows = -(-wanted // unit) * unit
