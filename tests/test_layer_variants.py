@@ -4,6 +4,7 @@ from collections import defaultdict
 
 import pytest
 from layer_models import Server, assert_close, put_all, sequences
+from variants_here import unless
 
 from sandbox import MLADims
 from sandbox.kernels import OPS, Unavailable
@@ -32,9 +33,7 @@ def choices(gpu):
     for name in USED:
         for variant in OPS[name].variants.values():
             reason = variant.unavailable(variant.target(gpu=gpu))
-            marks = [pytest.mark.gpu] if gpu else []
-            if reason:
-                marks = [*marks, pytest.mark.skip(reason=reason)]
+            marks = [pytest.mark.gpu] * gpu + unless(reason)
             yield pytest.param(name, variant.name, id=f"{name}={variant.name}", marks=marks)
 
 

@@ -66,6 +66,14 @@ class Borrowed:
         """The object that the caller passed as `name`."""
         return self._originals[name]
 
+    def returned(self, name: str, adopted: Any, result: Any) -> Any:
+        """What the caller gets for the output `name`, once its writes are queued.
+
+        `result` is the object that was passed, or with `adopted` a pair from ``kind.empty``.
+        """
+        passed = self._originals[name] is not None
+        return result if passed else self.kind.finish(adopted, result)
+
     def require_writeable(self, *names: str) -> None:
         """`require_writeable` for each of the named arguments, as passed and as adopted."""
         for name in names:

@@ -15,9 +15,12 @@ def captures(stream: Any) -> bool:
     return stream.ptr > 2 and stream.is_capturing()
 
 
-def capturing() -> bool:
-    """Whether CuPy's current stream is being captured in a CUDA graph."""
-    return captures(import_cupy().cuda.get_current_stream())
+def capturing(kind: Kind) -> bool:
+    """Whether the current stream of a kind's GPU is being captured in a CUDA graph; a CPU has none.
+
+    Inside `borrow`, where the device is the current one.
+    """
+    return kind.gpu is not None and captures(import_cupy().cuda.get_current_stream())
 
 
 def current_stream_pointer() -> int:

@@ -248,9 +248,7 @@ class Op:
             with _library_stream(chosen.kind, prepared[self.main_argument]):
                 chosen.run(**prepared)
             returned = tuple(
-                borrowed.kind.finish(prepared[name], results[name])
-                if borrowed.original(name) is None
-                else results[name]
+                borrowed.returned(name, prepared[name], results[name])
                 for name in self.returns
                 if name in results
             )

@@ -11,8 +11,7 @@ import numpy as np
 from sandbox import arrays
 from sandbox.cache_formats import format_by_name
 from sandbox.dims import MLADims
-from sandbox.kernels import OPS, require
-from sandbox.kernels.cache_arguments import LEAST_SCALE
+from sandbox.kernels import OPS, cache_arguments, require
 from sandbox.layers.rope import Rope
 from sandbox.layers.step import ContextChunk, Step
 from sandbox.layers.weights import MLAWeights
@@ -21,7 +20,7 @@ from sandbox.planner import ContextParallel
 if TYPE_CHECKING:
     from sandbox.layers.mla import MLALayer
 
-DESCALES = ("q_descale", "k_descale", "v_descale")
+DESCALES = tuple(f"prefill_descales' {name}_descale" for name in "qkv")
 
 
 def weights(given: MLAWeights, dims: MLADims, output_gate: bool, rank: int, size: int) -> None:
@@ -93,7 +92,7 @@ def descales(given: Any) -> tuple[Any, Any, Any] | None:
         return None
     if not isinstance(given, tuple | list) or len(given) != 3:
         raise ValueError("prefill_descales needs three: of q, k and v")
-    return tuple(scale(value, f"prefill_descales' {name}") for name, value in zip(DESCALES, given))
+    return tuple(scale(value, name) for name, value in zip(DESCALES, given))
 
 
 def ranks(parallel: Any, collective: Any) -> None:
@@ -171,15 +170,14 @@ def _values(layer: MLALayer, step: Step, cache: Any, positions: Any) -> None:
         for chunk in step.prefill.chunks:
             own = _own_rows(chunk, step.rank)
             _blocks(chunk.block_table, np.where(own > 0, chunk.starts + own, 0), cache)
-    scales = zip(DESCALES, layer.prefill_descales or ())
-    for name, value in (
-        ("k_scale", layer.k_scale),
-        ("output_scale", layer.output_scale),
-        ("decode_q_descale", layer.decode_q_descale),
-        *((f"prefill_descales' {name}", value) for name, value in scales),
-    ):
-        if arrays.is_array(value) and not LEAST_SCALE <= value.item() < math.inf:
-            raise ValueError(f"{name} is {value.item()}, expected positive, normal and finite")
+    scales = {
+        "k_scale": layer.k_scale,
+        "output_scale": layer.output_scale,
+        "decode_q_descale": layer.decode_q_descale,
+        **dict(zip(DESCALES, layer.prefill_descales or ())),
+    }
+    held = {n: value.reshape(1) for n, value in scales.items() if arrays.is_array(value)}
+    cache_arguments.positive_scales(**held)
 
 
 def _own_rows(chunk: ContextChunk, rank: int) -> np.ndarray:

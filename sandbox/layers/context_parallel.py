@@ -75,7 +75,7 @@ def decode(run: Run, inputs: DecodeInputs, query: Any, latent: Any) -> None:
     lse = lse.reshape(ranks, heads, tokens)
     run.stage("exchange")
     if layer.cp_combine == "reduce_scatter":
-        if run.kind.gpu is not None and arrays.capturing():
+        if arrays.capturing(run.kind):
             raise RuntimeError(
                 "cp_combine 'reduce_scatter' weighs states in memory that no graph can keep: "
                 "capture with 'all_to_all'"

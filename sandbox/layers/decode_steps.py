@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from sandbox import arrays
-from sandbox.layers.step import DecodeInputs, Step, packed, placed
+from sandbox.layers.step import DecodeInputs, Step, on_device, packed, placed
 from sandbox.planner import PAD_SLOT, ContextParallel, DecodePlanner
 from sandbox.planner.batch import block_ids
+from sandbox.planner.counts import positive
 
 
 class DecodeSteps:
@@ -27,9 +28,8 @@ class DecodeSteps:
         causal: whether several new tokens of a request see only earlier ones.
 
     Raises:
-        TypeError: `like` is no array.
-        ValueError: a number is not positive, or parallel's block size is another, or it has no
-            such rank.
+        TypeError, ValueError: `like` is no array, a number is no positive integer, or parallel's
+            block size is another, or it has no such rank.
     """
 
     def __init__(
@@ -48,16 +48,13 @@ class DecodeSteps:
         self._planner = DecodePlanner(
             max_requests, query_len, block_size=block_size, num_blocks=num_blocks
         )
-        if columns < 1:
-            raise ValueError(f"columns is {columns}, expected at least 1")
+        positive(columns=columns)
         if parallel is not None:
             if parallel.block_size != block_size:
                 raise ValueError(
                     f"block_size is {block_size}, but parallel's is {parallel.block_size}"
                 )
             parallel.local_lens(0, rank)
-        if like is not None:
-            arrays.exporter(like, "like")
         self._causal, self._like = causal, like
         tokens = max_requests * query_len
         rows, width = (max_requests, query_len) if parallel is None else (tokens, 1)
@@ -80,10 +77,9 @@ class DecodeSteps:
         )
         self._packed = packed(blank)
         self._host = placed(blank, self._packed)
-        with arrays.borrow({"like": like}) as borrowed:
-            on_device = self._packed.moved(borrowed.xp.asarray)
-        self._buffer = on_device.buffer
-        self.step = placed(blank, on_device)
+        moved = on_device(self._packed, like)
+        self._buffer = moved.buffer
+        self.step = placed(blank, moved)
 
     def update(self, context_lens: Any, block_table: np.ndarray) -> Step:
         """Plan the decodes of requests with so many cached tokens; the others are padding.

@@ -188,7 +188,7 @@ class MLALayer:
                 self._attend(run, attended)
                 output.project(run, attended, result[: run.num_tokens])
             result[run.num_tokens :] = 0
-            return _returned(borrowed, "out", result, owner)
+            return borrowed.returned("out", result, owner)
 
     def attention(
         self, hidden: Any, positions: Any, cache: Any, plan: Plan | Step | None, *, out: Any = None
@@ -222,7 +222,7 @@ class MLALayer:
             attended[run.num_tokens :] = 0
             if self.output_quant is not None:
                 output.quantize(run, attended, results)
-            found = {name: _returned(borrowed, name, *pair) for name, pair in pairs.items()}
+            found = {name: borrowed.returned(name, *pair) for name, pair in pairs.items()}
             return output.attended(self, found)
 
     def _begin(self, borrowed: arrays.Borrowed, plan: Plan | Step | None) -> Run:
@@ -296,11 +296,6 @@ def _result(
     require.apart({name: found}, {other: borrowed.arrays[other] for other in others})
     borrowed.require_writeable(name)
     return found, borrowed.original(name)
-
-
-def _returned(borrowed: arrays.Borrowed, name: str, result: Any, owner: Any) -> Any:
-    """What the caller gets of a pair from `_result` whose writes are queued."""
-    return owner if borrowed.arrays[name] is not None else borrowed.kind.finish(result, owner)
 
 
 def _interleaved(weights: MLAWeights, given: Rope | None) -> MLAWeights:

@@ -159,7 +159,7 @@ def project(run: Run, attended: Any, out: Any) -> None:
     """
     layer = run.layer
     if layer.output_quant is not None:
-        if run.kind.gpu is not None and arrays.capturing():
+        if arrays.capturing(run.kind):
             raise RuntimeError(
                 "output_quant restores codes for the output projection in memory that no graph can "
                 "keep: capture layer.attention, which returns the codes"

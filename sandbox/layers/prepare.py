@@ -51,7 +51,7 @@ def prepare(plan: Plan, *, like: Any = None, causal: bool = True, tree_mask: Any
         parallel=batch.parallel,
         rank=batch.rank,
     )
-    return step if like is None else moved(step, like)
+    return moved(step, like)
 
 
 def _decode(batch: Batch, tokens: int, causal: bool) -> DecodeInputs:

@@ -104,14 +104,19 @@ class Step:
 
 
 def moved(step: Step, like: Any) -> Step:
-    """A step of NumPy arrays on the device of `like`, in one copy."""
-    if like is None:
+    """A step of NumPy arrays on the device of `like`, in one copy; None is the CPU."""
+    if like is None or arrays.exporter(like, "like").gpu is None:
         return step
+    return placed(step, on_device(packed(step), like))
+
+
+def on_device(buffer: Packed, like: Any) -> Packed:
+    """The arrays of `buffer` on the device of `like`, in one copy; on a CPU where they are."""
+    if like is None:
+        return buffer
     arrays.exporter(like, "like")
     with arrays.borrow({"like": like}) as borrowed:
-        if borrowed.xp is np:
-            return step
-        return placed(step, packed(step).moved(borrowed.xp.asarray))
+        return buffer.moved(borrowed.xp.asarray)
 
 
 def packed(step: Step) -> Packed:

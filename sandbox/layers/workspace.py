@@ -20,9 +20,8 @@ class Workspace:
     """Arrays by name, of the caller's own allocator, each as large as a step ever asked for.
 
     Layers that run one after the other on one stream share a workspace; ranks in threads have one
-    each. Once a step of the largest
-    size has run, no other allocates. A block that a CUDA graph was captured with is kept, also when
-    a larger one takes its name.
+    each. Once a step of the largest size has run, no other allocates. A block that a CUDA graph was
+    captured with is kept, also when a larger one takes its name.
 
     Attributes:
         allocations: how often memory was asked for.
@@ -66,7 +65,7 @@ class Workspace:
         dtype = np.dtype(dtype)
         size = math.prod(shape) * dtype.itemsize
         block = self._blocks.get((kind, name))
-        in_graph = kind.gpu is not None and arrays.capturing()
+        in_graph = arrays.capturing(kind)
         if block is None or block[0].nbytes < size + SLACK:
             if in_graph:
                 raise RuntimeError(

@@ -128,7 +128,7 @@ def _cudnn(q: Any, k: Any, v: Any, scale: float, causal: bool) -> tuple[Any, Any
 
 
 def _refuses(q: Any, **_: Any) -> str | None:
-    if arrays.is_gpu(q) and arrays.capturing():
+    if arrays.capturing(arrays.exporter(q)):
         return "the host reads the bounds, which cannot be captured in a graph"
     return None
 

@@ -63,25 +63,14 @@ def _conformance() -> Iterable[Case]:
     bf16 = c.dtypes("bfloat16")[0]
     for dtype in c.dtypes("float32", "float16", "bfloat16"):
         yield Case(tiny, "tiny", dtype, tokens(1), {"of": "q_b_proj"})
-        yield Case(
-            tiny,
-            "tiny",
-            dtype,
-            tokens(3),
-            {"of": "o_proj", "views": True, "bias": True},
-        )
+        yield Case(tiny, "tiny", dtype, tokens(3), {"of": "o_proj", "views": True, "bias": True})
         yield Case(ODD, "odd", dtype, tokens(2), {"of": "q_a_proj", "bias": True})
     for count in (0, 2, 4, 5):
         yield Case(tiny, "tiny", bf16, tokens(count), {"of": "kv_a_proj"})
     yield Case(tiny, "tiny", bf16, tokens(4), {"of": "kv_a_proj", "spoiled": True})
     for count in (1, 3):
         yield Case(
-            v3,
-            "deepseek_v3",
-            bf16,
-            tokens(count),
-            {"of": "kv_a_proj", "bias": True},
-            "large",
+            v3, "deepseek_v3", bf16, tokens(count), {"of": "kv_a_proj", "bias": True}, "large"
         )
 
 

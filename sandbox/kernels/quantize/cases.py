@@ -173,12 +173,7 @@ def _compare(*large: dict[str, Any]) -> Iterable[Case]:
     v3 = PRESETS["deepseek_v3"]
     for count in (1, 128, 8192):
         yield Case(
-            v3,
-            "deepseek_v3",
-            bf16,
-            tokens(count),
-            options,
-            "medium" if count <= 128 else "large",
+            v3, "deepseek_v3", bf16, tokens(count), options, "medium" if count <= 128 else "large"
         )
     for others in large:
         yield Case(v3, "deepseek_v3", bf16, tokens(8192), options | others, "large")
